@@ -15,8 +15,10 @@ import pytest
 from helpers.paths import ROOT, shared
 
 from fedaux.config import Auxiliary
-from fedaux.data.folders import part_files
-from fedaux.data.wordnet import ROOTS, nouns, rows_in_folders, rows_in_parquet, rows_of, subset
+from fedaux.data.folders import open_folder
+from fedaux.data.parquet import open_parquet
+from fedaux.data.tables import Table
+from fedaux.data.wordnet import ROOTS, id_of_folder, nouns, rows_in_table, rows_of, subset
 
 TINY = shared("data/tinyimagenet32")
 WORDNET = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet")) / "data.noun"
@@ -131,31 +133,28 @@ def test_an_id_that_is_no_noun_is_told(strange: str) -> None:
         rows_of([GOLDEN_RETRIEVER, DESK, strange, strange], subset("dogs"), key="column")
 
 
-def test_folders_named_by_ids() -> None:
-    paths = [
-        "train/n02099601/1.JPEG",
-        "train/n03179701/1.JPEG",
-        "n02099601/images/n03179701_2.JPEG",
-    ]
+def test_folders_named_by_ids(tmp_path: Path) -> None:
+    paths = ["n02099601/1.JPEG", "n02099601/images/n03179701_2.JPEG", "n03179701/1.JPEG"]
     paths += ["n03179701/n02085620-Chihuahua/n02085620_7.jpg"]
-    assert rows_in_folders(
-        [Path(path) for path in paths], "dogs", key="auxiliary.subset"
-    ).tolist() == [0, 2, 3]
-    with pytest.raises(
-        ValueError,
-        match=r"auxiliary\.subset = dogs: cats/n02099601_1\.JPEG is in no folder named by",
-    ):
-        rows_in_folders([Path("cats/n02099601_1.JPEG")], "dogs", key="auxiliary.subset")
+    for path in paths:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    table = open_folder(str(tmp_path), "train", Auxiliary(), False)
+    assert table is not None
+    assert rows_in_table(table, "dogs", key="auxiliary.subset").tolist() == [0, 1, 3]
     with pytest.raises(
         ValueError, match="birds: none of the 4 images, of 3 classes, belongs to it"
     ):
-        rows_in_folders([Path(path) for path in paths], "birds", key="auxiliary.subset")
+        rows_in_table(table, "birds", key="auxiliary.subset")
+    with pytest.raises(ValueError, match=r"cats/n02099601_1\.JPEG is in no folder named by"):
+        id_of_folder(Path("cats/n02099601_1.JPEG"))
 
 
-def write(path: Path, columns: dict[str, object], *, names: list[str] | None = None) -> Path:
+def write(path: Path, columns: dict[str, list[object]], *, names: list[str] | None = None) -> Path:
     pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     parquet = importlib.import_module("pyarrow.parquet")
-    table = pyarrow.table(columns)
+    rows = len(next(iter(columns.values())))
+    table = pyarrow.table({"image": [b""] * rows, **columns})
     if names is not None:
         described = {"info": {"features": {"label": {"names": names, "_type": "ClassLabel"}}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(described)})
@@ -163,41 +162,42 @@ def write(path: Path, columns: dict[str, object], *, names: list[str] | None = N
     return path
 
 
+def opened(path: Path) -> Table:
+    table = open_parquet(str(path), "train", Auxiliary(), False)
+    assert table is not None
+    return table
+
+
 def test_rows_of_parquet_files_count_through_all_of_them(tmp_path: Path) -> None:
-    first = write(
+    second = tmp_path / "train-1.parquet"
+    write(
         tmp_path / "train-0.parquet",
         {"wnid": [DESK, GOLDEN_RETRIEVER, GOLDFISH], "label": [0, 0, 0]},
     )
-    second = write(tmp_path / "train-1.parquet", {"wnid": [GOLDEN_RETRIEVER, DESK]})
-    assert rows_in_parquet([first, second], "dogs", key="auxiliary.subset").tolist() == [1, 3]
-    assert rows_in_parquet([second, first], ROOTS["dogs"], key="auxiliary.subset").tolist() == [
-        0,
-        3,
-    ]
+    write(second, {"wnid": [GOLDEN_RETRIEVER, DESK]})
+    for dogs in ("dogs", ROOTS["dogs"]):
+        assert rows_in_table(opened(tmp_path), dogs, key="auxiliary.subset").tolist() == [1, 3]
     with pytest.raises(
         ValueError,
         match=r"^auxiliary\.subset = birds: none of the 5 images, of 3 classes, belongs to it",
     ):
-        rows_in_parquet([first, second], "birds", key="auxiliary.subset")
+        rows_in_table(opened(tmp_path), "birds", key="auxiliary.subset")
     write(second, {"wnid": [GOLDEN_RETRIEVER, "dog"]})
     with pytest.raises(ValueError, match=r"^auxiliary\.subset = dogs: row 4 has 'dog'"):
-        rows_in_parquet([first, second], "dogs", key="auxiliary.subset")
+        rows_in_table(opened(tmp_path), "dogs", key="auxiliary.subset")
 
 
 def test_classes_named_by_ids_do_as_well(tmp_path: Path) -> None:
     file = tmp_path / "train-0.parquet"
     write(file, {"label": [1, 0, 1]}, names=[DESK, GOLDEN_RETRIEVER])
-    assert rows_in_parquet([file], "dogs", key="auxiliary.subset").tolist() == [0, 2]
+    assert rows_in_table(opened(file), "dogs", key="auxiliary.subset").tolist() == [0, 2]
     write(file, {"label": [1, -1]}, names=[DESK, GOLDEN_RETRIEVER])
-    with pytest.raises(ValueError, match="has a label -1; should be 0 to 1"):
-        rows_in_parquet([file], "dogs", key="auxiliary.subset")
+    with pytest.raises(ValueError, match="row 1 has 'label -1'; should be a WordNet id"):
+        rows_in_table(opened(file), "dogs", key="auxiliary.subset")
     for names in (["desk", "golden retriever"], None):
         write(file, {"label": [1, 0, 1]}, names=names)
-        with pytest.raises(
-            ValueError,
-            match=r"auxiliary\.subset = dogs: .* neither a column wnid nor .* it has label",
-        ):
-            rows_in_parquet([file], "dogs", key="auxiliary.subset")
+        with pytest.raises(ValueError, match=r"dogs: .* has no column wnid and no classes named"):
+            rows_in_table(opened(file), "dogs", key="auxiliary.subset")
 
 
 def test_the_licence_of_wordnet_ships_beside_the_table() -> None:
@@ -256,8 +256,8 @@ def test_a_subset_is_what_wordnets_downward_pointers_reach(name: str) -> None:
 )
 def test_counts_in_tiny_imagenet_are_those_of_the_documents() -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    files = part_files(str(TINY), "train", Auxiliary(), suffix=".parquet")
-    counts = {name: len(rows_in_parquet(files, name, key="auxiliary.subset")) for name in ROOTS}
+    table = opened(TINY)
+    counts = {name: len(rows_in_table(table, name, key="auxiliary.subset")) for name in ROOTS}
     print(counts)
     assert counts == {
         "devices": 13500,

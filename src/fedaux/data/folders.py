@@ -9,6 +9,7 @@ from pathlib import Path
 from fedaux.config import Auxiliary, Data
 from fedaux.config_errors import nearest
 from fedaux.data.tables import Table, key_of
+from fedaux.data.wordnet import id_of_folder
 
 IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TEXT_SUFFIXES = {".txt", ""}
@@ -119,6 +120,7 @@ def open_folder(path: str, part: str, section: Data | Auxiliary, texts: bool) ->
             files=tuple(images),
             size=len(images),
             entries=lambda: ((str(file), file) for file in images),
+            wnids=lambda: [id_of_folder(file) for file in images],
         )
     classes = sorted(
         folder.name for folder in place.iterdir() if folder.is_dir() and not _is_hidden(folder.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import part_files
 from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
+from fedaux.data.wordnet import WNID
 from fedaux.formatting import optional
 
 BATCH = 1000
@@ -54,7 +55,21 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
         entries=lambda: _texts(files, content) if texts else _cells(files, content[0]),
         labels=None if label is None else lambda: read_column(files, label),
         classes=tuple(str(name) for name in names) if names else None,
+        wnids=_wnids(files, [one.schema_arrow.names for one in opened], features),
     )
+
+
+def _wnids(
+    files: Sequence[Path], columns: Sequence[Sequence[str]], features: dict[str, dict[str, Any]]
+) -> Callable[[], list[Any]] | None:
+    """Return how to read WordNet ids: from a column, or from labels whose classes are named so."""
+    if all("wnid" in names for names in columns):
+        return lambda: read_column(files, "wnid")
+    classes = features.get("label", {}).get("names") or []
+    if not any(map(WNID.fullmatch, classes)) or not all("label" in names for names in columns):
+        return None
+    ids = dict(enumerate(classes))
+    return lambda: [ids.get(label, f"label {label}") for label in read_column(files, "label")]
 
 
 def _cells(files: Sequence[Path], image: str) -> Iterator[Entry]:
@@ -65,11 +80,6 @@ def _cells(files: Sequence[Path], image: str) -> Iterator[Entry]:
 
 def _texts(files: Sequence[Path], columns: Sequence[str]) -> Iterator[Entry]:
     return ((where, joined_texts(values)) for where, values in _rows(files, columns))
-
-
-def read_schema(file: Path) -> Any:
-    """Return the schema of a file."""
-    return parquet_file(file).schema_arrow
 
 
 def read_column(files: Sequence[Path], name: str) -> list[Any]:

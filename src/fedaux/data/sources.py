@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaux import seeding
@@ -397,14 +396,8 @@ def size_missing(source: str) -> str:
     return f"auxiliary.size: missing; required by the source {source}"
 
 
-WORDNET_ROWS: dict[str, Callable[..., NDArray[np.int64]]] = {
-    "parquet": lambda table, name, *, key: wordnet.rows_in_parquet(table.files, name, key=key),
-    "folder": lambda table, name, *, key: wordnet.rows_in_folders(table.files, name, key=key),
-    "csv": wordnet.rows_in_table,
-    "jsonl": wordnet.rows_in_table,
-    "huggingface": wordnet.rows_in_table,
-}
-"""Return the rows of a noun, for sources with WordNet ids."""
+WITH_WORDNET_IDS = ("parquet", "folder", "csv", "jsonl", "huggingface")
+"""Sources whose rows can have WordNet ids."""
 
 
 def _from_files(
@@ -482,7 +475,7 @@ def _from_files(
         images = examples.images
         if section.wordnet is not None:
             assert examples.rows is not None, "read returns rows"
-            rows = WORDNET_ROWS[section.source](table, section.wordnet, key="auxiliary.wordnet")
+            rows = wordnet.rows_in_table(table, section.wordnet, key="auxiliary.wordnet")
             images = images[np.isin(examples.rows, rows)]
         return _first(torch.from_numpy(images), section.size)
 

@@ -7,14 +7,13 @@ WordNet 3.0, Copyright 2006 by Princeton University: see `WORDNET-LICENSE`.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,81 +103,35 @@ def rows_of(
     return np.array([row for row, wnid in enumerate(wnids) if wnid in members], dtype=np.int64)
 
 
-def rows_in_parquet(files: Sequence[Path], name: str, *, key: str) -> NDArray[np.int64]:
-    """Return the rows of a subset, ascending over all files.
-
-    The id of a row is in the column `wnid`, or is the class name of the column `label`. Raises
-    ValueError with the setting `key` for an unknown subset, files without ids, or no rows.
-    """
-    members = subset(name, key=key)
-    wnids = [wnid for file in files for wnid in _wnids_in_parquet(file, key=f"{key} = {name}")]
-    return _some_rows(wnids, members, key=f"{key} = {name}")
-
-
 def rows_in_table(table: Table, name: str, *, key: str) -> NDArray[np.int64]:
-    """Return the readable rows of a subset, ascending, by the column `wnid`.
+    """Return the readable rows of a subset, ascending, by the ids of the table's rows.
 
     Raises ValueError with the setting `key` for an unknown subset, a table without ids, or no rows.
     """
-    members = subset(name, key=key)
+    members, key = subset(name, key=key), f"{key} = {name}"
     if table.wnids is None:
         raise ValueError(
-            f"{key} = {name}: {table.files[0]} has no column wnid with WordNet ids such as "
-            "n02099601"
+            f"{key}: {table.files[0]} has no column wnid and no classes named by WordNet ids such "
+            "as n02099601"
         )
-    wnids = table.wnids()
+    try:
+        wnids = table.wnids()
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
     readable = np.array([row for row in range(table.size) if row not in table.bad], dtype=np.int64)
-    return readable[_some_rows([wnids[row] for row in readable], members, key=f"{key} = {name}")]
-
-
-def rows_in_folders(paths: Sequence[Path], name: str, *, key: str) -> NDArray[np.int64]:
-    """Return the files of a subset, ascending, by their folders: `n02099601/images/1.jpeg`.
-
-    The innermost folder that starts with an id counts. Raises ValueError with the setting `key` for
-    an unknown subset, a file in no such folder, or no files of the subset.
-    """
-    members = subset(name, key=key)
-    wnids = []
-    for path in paths:
-        found = (re.match(r"n\d{8}(?!\d)", folder.name) for folder in path.parents)
-        if (match := next(filter(None, found), None)) is None:
-            raise ValueError(
-                f"{key} = {name}: {path} is in no folder named by a WordNet id, such as n02099601"
-            )
-        wnids.append(match[0])
-    return _some_rows(wnids, members, key=f"{key} = {name}")
-
-
-def _some_rows(wnids: Sequence[str], members: Collection[str], *, key: str) -> NDArray[np.int64]:
-    rows = rows_of(wnids, members, key=key)
+    rows = rows_of([wnids[row] for row in readable], members, key=key)
     if len(rows) == 0:
         raise ValueError(
-            f"{key}: none of the {len(wnids)} images, of {len(set(wnids))} classes, belongs to it"
+            f"{key}: none of the {len(readable)} images, of {len(set(wnids))} classes, belongs to "
+            "it"
         )
-    return rows
+    return readable[rows]
 
 
-def _wnids_in_parquet(file: Path, *, key: str) -> list[str]:
-    # Imported here to avoid an import cycle.
-    from fedaux.data.parquet import read_column, read_schema
-
-    schema = read_schema(file)
-    if "wnid" in schema.names:
-        return read_column([file], "wnid")
-    names = _label_names(schema.metadata or {})
-    if "label" not in schema.names or not any(map(WNID.fullmatch, names)):
-        raise ValueError(
-            f"{key}: {file} has neither a column wnid nor a column label with WordNet ids as class "
-            f"names; it has {', '.join(schema.names)}"
-        )
-    labels = read_column([file], "label")
-    if wrong := [label for label in labels if label is None or not 0 <= label < len(names)]:
-        raise ValueError(f"{key}: {file} has a label {wrong[0]}; should be 0 to {len(names) - 1}")
-    return [names[label] for label in labels]
-
-
-def _label_names(metadata: dict[bytes, bytes]) -> list[str]:
-    """Return the class names in the hub's metadata of a file, or none."""
-    described: Any = json.loads(metadata.get(b"huggingface", b"{}"))
-    label: Any = described.get("info", {}).get("features", {}).get("label", {})
-    return [str(name) for name in label.get("names", [])] if isinstance(label, dict) else []
+def id_of_folder(file: Path) -> str:
+    """Return the id in the name of the innermost folder that starts with one, such as
+    `n02099601/images/1.jpeg`. Raises ValueError without such a folder."""
+    found = (re.match(r"n\d{8}(?!\d)", folder.name) for folder in file.parents)
+    if (match := next(filter(None, found), None)) is None:
+        raise ValueError(f"{file} is in no folder named by a WordNet id, such as n02099601")
+    return match[0]

@@ -19,7 +19,7 @@ from fedaux.core.objectives import OBJECTIVES
 from fedaux.data import SOURCES, LabelledData, count_labelled, notes, wordnet
 from fedaux.data.checkpoints import checkpoint_of, locate, read_tokenizer
 from fedaux.data.labelled import input_shape
-from fedaux.data.sources import WORDNET_ROWS, size_missing
+from fedaux.data.sources import WITH_WORDNET_IDS, size_missing
 from fedaux.data.splits import split_auxiliary
 from fedaux.data.vocabulary import Vocabulary, of_folder
 from fedaux.formatting import short
@@ -241,8 +241,8 @@ def _wordnet_problems(experiment: ExperimentFields) -> list[str]:
     name, source = experiment.auxiliary.wordnet, experiment.auxiliary.source
     if name is None:
         return []
-    if source not in WORDNET_ROWS:
-        able = ", ".join(WORDNET_ROWS)
+    if source not in WITH_WORDNET_IDS:
+        able = ", ".join(WITH_WORDNET_IDS)
         return [f"auxiliary.wordnet = {name!r}: not supported by {source}; only by {able}"]
     try:
         wordnet.subset(name, key="auxiliary.wordnet")
