@@ -1,4 +1,4 @@
-"""Worker processes and the slots they run in: JSON lines in, JSON lines out."""
+"""The process of a worker: JSON lines in, JSON lines out."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ STOP_TIMEOUT = 10.0
 """Seconds a process has to stop by itself."""
 
 
-class LocalProcess:
-    """A worker on this machine, which stops when its input ends."""
+class WorkerProcess:
+    """A process that stops when its input ends."""
 
-    def __init__(
-        self,
-        *,
-        log: Path,
-        environment: Mapping[str, str],
-        lock: int,
-    ) -> None:
-        """``lock``: descriptor of a file that stays locked until the worker exits."""
+    def __init__(self, *, log: Path, environment: Mapping[str, str], lock: int) -> None:
+        """``lock``: descriptor of a file that stays locked until the process exits."""
         log.parent.mkdir(exist_ok=True)
         with log.open("a") as errors:
             self._process = subprocess.Popen(
@@ -60,26 +54,12 @@ class LocalProcess:
             return self._process.wait()
 
 
-def shared_cores(cores: int, *, at_once: int) -> dict[str, str]:
-    """Return the environment of one of several workers: a share of the cores, no busy waiting."""
-    if at_once <= 1:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, cores // at_once)), "OMP_WAIT_POLICY": "PASSIVE"}
-
-
-class LocalSlot:
-    """A slot on this machine; its worker inherits the sweep's lock and releases it on exit."""
-
-    def __init__(self, root: Path, device: str | None, *, lock: int, at_once: int) -> None:
-        self.device = device
-        self._root = root
-        self._lock = lock
-        self._at_once = at_once
-
-    def start(self) -> LocalProcess:
-        """Start a worker."""
-        environment = shared_cores(os.cpu_count() or 1, at_once=self._at_once) | dict(os.environ)
-        if os.environ.get("FEDAUX_CACHE") == "":  # no global store, but cells of a sweep share h0
-            environment["FEDAUX_CACHE"] = str((self._root / ".shared").resolve())
-        log = self._root / "logs" / "workers.log"
-        return LocalProcess(log=log, environment=environment, lock=self._lock)
+def environment_of(sweep: Path, *, at_once: int) -> dict[str, str]:
+    """Return the environment of one of several workers: a share of the cores, no busy waiting, and
+    a place for the h0 that cells share."""
+    cores = str(max(1, (os.cpu_count() or 1) // at_once))
+    shared = {"OMP_NUM_THREADS": cores, "OMP_WAIT_POLICY": "PASSIVE"} if at_once > 1 else {}
+    environment = shared | dict(os.environ)
+    if environment.get("FEDAUX_CACHE") == "":  # no global store, but cells of a sweep share h0
+        environment["FEDAUX_CACHE"] = str((sweep / ".shared").resolve())
+    return environment

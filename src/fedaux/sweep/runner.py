@@ -30,7 +30,7 @@ from fedaux.report import write_report
 from fedaux.running import plugins
 from fedaux.running.run_directory import STATE, locked, read_header, refuse_other_experiment
 from fedaux.sweep.grid import Cell
-from fedaux.sweep.processes import STOP_TIMEOUT, LocalSlot
+from fedaux.sweep.processes import STOP_TIMEOUT
 from fedaux.sweep.scheduler import CellQueue, Events, Worker, serve
 from fedaux.sweep.worker import input_keys
 
@@ -105,7 +105,7 @@ def sweep(
         callback.planned(cells, finished=finished, done=done)
         todo = CellQueue(left, done=done, time_limit=time_limit)
         workers = [
-            Worker(path, LocalSlot(path, device, lock=lock.fileno(), at_once=len(worker_devices)))
+            Worker(path, device, lock=lock.fileno(), at_once=len(worker_devices))
             for device in worker_devices[: len(left)]
         ]
         try:

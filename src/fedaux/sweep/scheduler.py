@@ -13,7 +13,7 @@ from typing import Any
 
 from fedaux.running import plugins
 from fedaux.sweep.grid import Cell
-from fedaux.sweep.processes import LocalProcess, LocalSlot
+from fedaux.sweep.processes import WorkerProcess, environment_of
 
 Events = queue.SimpleQueue[tuple[Cell, Mapping[str, Any]] | None]
 """Events of the cells; None when a worker has finished."""
@@ -58,10 +58,14 @@ class CellQueue:
 class Worker:
     """A process that runs cells, started on demand and replaced after a failure."""
 
-    def __init__(self, root: Path, slot: LocalSlot) -> None:
+    def __init__(self, root: Path, device: str | None, *, lock: int, at_once: int) -> None:
+        """`lock` is the descriptor of the sweep's lock, which the process inherits and releases
+        when it exits; `at_once` workers share the machine."""
         self._root = root
-        self._slot = slot
-        self._process: LocalProcess | None = None
+        self._device = device
+        self._lock = lock
+        self._at_once = at_once
+        self._process: WorkerProcess | None = None
         self._closed = False
         self._starting = threading.Lock()
 
@@ -75,7 +79,7 @@ class Worker:
             "experiment": cell.experiment.to_dict(),
             "out": str(self._root / cell.name),
             "log": str(self._root / "logs" / f"{cell.name}.log"),
-            "device": self._slot.device,
+            "device": self._device,
         }
         reason = None
         try:
@@ -102,8 +106,10 @@ class Worker:
         if self._process is not None:
             self._process.stop()
 
-    def _start(self) -> LocalProcess:
-        process = self._slot.start()
+    def _start(self) -> WorkerProcess:
+        environment = environment_of(self._root, at_once=self._at_once)
+        log = self._root / "logs" / "workers.log"
+        process = WorkerProcess(log=log, environment=environment, lock=self._lock)
         if paths := list(plugins.LOADED):
             process.send(json.dumps({"plugins": [str(path) for path in paths]}))
         return process
