@@ -121,7 +121,7 @@ def audit(
     epsilon: Annotated[float, typer.Option("--epsilon", help="The claimed ε.")] = 0.1,
     delta: Annotated[float, typer.Option("--delta", help="The claimed δ.")] = 1e-5,
     trials: Annotated[
-        int, typer.Option("--trials", help="Noisy releases for the distinguishing attack.")
+        int, typer.Option("--trials", help="Noisy releases for the distinguishing attack.", min=1)
     ] = 4_000_000,
     releases: Annotated[
         int,
@@ -135,7 +135,7 @@ def audit(
     ] = False,
     seed: Annotated[
         int,
-        typer.Option("--seed", help="Seed of the attack; secure noise is not seeded."),
+        typer.Option("--seed", help="Seed of the attack; secure noise is not seeded.", min=0),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plugins: Plugins = None,
@@ -145,8 +145,6 @@ def audit(
         raise ValueError(f"--epsilon {epsilon}: should be greater than 0")
     if not 0 < delta < 1:
         raise ValueError(f"--delta {delta}: should lie between 0 and 1")
-    if trials < 1 or seed < 0:
-        raise ValueError(f"--trials {trials} --seed {seed}: should be at least 1 and 0")
     load_plugins(plugins)
     from fedaux.federation.audit import audit_node
     from fedaux.privacy import audit as attacks

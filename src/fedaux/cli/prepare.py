@@ -32,7 +32,9 @@ def data(
     ] = Path("split.png"),
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="The seed of the split.", show_default="the recipe's first"),
+        typer.Option(
+            "--seed", help="The seed of the split.", show_default="the recipe's first", min=0
+        ),
     ] = None,
     plugins: Plugins = None,
 ) -> None:
@@ -41,8 +43,6 @@ def data(
     alphas = sorted(set(alpha or [experiment.split.alpha, 0.1, 1.0, 100.0]))
     if wrong := [value for value in alphas if not value > 0]:
         raise ValueError(f"--alpha {wrong[0]}: should be greater than 0")
-    if seed is not None and seed < 0:
-        raise ValueError(f"--seed {seed}: should be at least 0")
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise ValueError(f"--out {out}: should end in .png, .svg or .pdf")
     from fedaux.core.compute import compute_for
@@ -63,24 +63,20 @@ def data(
     how = "not split" if silos else f"alpha = {experiment.split.alpha:g}, seed {chosen}"
     names = experiment.data.client_names
     console.print(display.split_table(table, labelled.classes, how=how, names=names))
-    console.print(display.classes_line(table, labelled.classes), highlight=False, soft_wrap=True)
+    typer.echo(display.classes_line(table, labelled.classes))
     empty = [client for client, row in enumerate(table) if row.sum() == 0]
     if empty:
         shown = ", ".join(names[one] if names else str(one) for one in empty[:10]) + (
             ", ..." if len(empty) > 10 else ""
         )
-        console.print(
-            f"{len(empty)} of {len(table)} clients are empty and take no part: {shown}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        typer.echo(f"{len(empty)} of {len(table)} clients are empty and take no part: {shown}")
     panels: list[tuple[str, NDArray[np.int64]]] = [("clients", table)] if silos else []
     for value in [] if silos else alphas:
         split = experiment.split.model_copy(update={"alpha": value})
         drawn = split_table(experiment.model_copy(update={"split": split}), labelled, chosen)
         panels.append((f"α = {value:g}", drawn))
     svg.save(data_figures.split_bubbles(panels, labelled.classes), out)
-    console.print(f"Figure: {out}", highlight=False, soft_wrap=True)
+    typer.echo(f"Figure: {out}")
 
 
 def pretrain(
@@ -95,7 +91,7 @@ def pretrain(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="The seed of h0.", show_default="the recipe's first"),
+        typer.Option("--seed", help="The seed of h0.", show_default="the recipe's first", min=0),
     ] = None,
     probing: Annotated[
         bool,
@@ -121,8 +117,6 @@ def pretrain(
     interruption.
     """
     experiment = load(recipe, overrides or [], plugins=plugins, unlabelled=True)
-    if seed is not None and seed < 0:
-        raise ValueError(f"--seed {seed}: should be at least 0")
     if out is not None and out.suffix != ".safetensors":
         raise ValueError(f"--out {out}: should end in .safetensors")
     from fedaux.files import refuse_unwritable
@@ -142,19 +136,17 @@ def pretrain(
             )
     except KeyboardInterrupt as stop:
         line = command.stopped_line(stop, prototype=display.name, shared=shared)
-        console.print(f"\n{line}", highlight=False, soft_wrap=True)
+        typer.echo(f"\n{line}")
         raise typer.Exit(130) from None
     console.print(command.outcome_table(outcomes, name=experiment.name, seed=chosen))
     if probing and not experiment.data.given:
-        console.print(command.unmeasured_line(outcomes), highlight=False, soft_wrap=True)
+        typer.echo(command.unmeasured_line(outcomes))
     if out is not None:
         try:
             command.write_outcomes(out, outcomes, half=half)
         except OSError as error:
             raise command.write_error(error, out, outcomes, shared=shared) from error
-        console.print(
-            f"h0: {out}, its card: {out.with_suffix('.json')}", highlight=False, soft_wrap=True
-        )
+        typer.echo(f"h0: {out}, its card: {out.with_suffix('.json')}")
 
 
 def tokenise(
@@ -201,10 +193,8 @@ def encoder(
         refuse_unwritable(out, key="--out")
     found = encoder_named(source)
     compute = compute_for(Engine(device=device), choose_device(device))
-    console = Console()
     for name, value in described(found, compute):
-        console.print(f"{name:<14}{value}", highlight=False, markup=False, soft_wrap=True)
+        typer.echo(f"{name:<14}{value}")
     if out is not None:
         found.save(out)
-        megabytes = out.stat().st_size / 1e6
-        console.print(f"{out}: {megabytes:.1f} MB", highlight=False, soft_wrap=True)
+        typer.echo(f"{out}: {out.stat().st_size / 1e6:.1f} MB")

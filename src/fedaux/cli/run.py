@@ -157,7 +157,7 @@ def run(
     if experiment.output.tensorboard:
         lines.append(f"Curves: tensorboard --logdir {directory / 'tensorboard'}")
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        typer.echo(line)
 
 
 def tune(
@@ -197,7 +197,7 @@ def tune(
     ):
         table = tune(experiment, search, out=directory, resume=resume, callback=callback)
     console.print(TerminalTable(table))
-    console.print(f"Run it: fedaux run {directory / RECIPE}", highlight=False, soft_wrap=True)
+    typer.echo(f"Run it: fedaux run {directory / RECIPE}")
 
 
 @contextmanager
@@ -248,16 +248,13 @@ def _run_sweep(
         outcome = sweep(cells, directory, name=name, resume=resume, callback=callback, **options)
     console.print(sweep_table(name, group(read_records(directory))))
     for line in display.warning_lines(directory):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        typer.echo(line)
     for cell, reason in outcome.failed.items():
-        console.print(f"Failed: {cell}: {reason}", highlight=False, soft_wrap=True, markup=False)
+        typer.echo(f"Failed: {cell}: {reason}")
     if outcome.waiting:
-        console.print(
-            f"Not started because of the time limit: {len(outcome.waiting)} cells, continue with "
-            "--resume",
-            soft_wrap=True,
-        )
-    console.print(f"Report: {directory / 'report.html'}", highlight=False, soft_wrap=True)
+        count = len(outcome.waiting)
+        typer.echo(f"Not started because of the time limit: {count} cells, continue with --resume")
+    typer.echo(f"Report: {directory / 'report.html'}")
     if not outcome.complete:
         raise typer.Exit(3)
 
@@ -285,8 +282,4 @@ def sweep_options(
     devices: str | None, *, jobs: int | None, time_limit: float | None
 ) -> dict[str, Any]:
     """Return the arguments of `fedaux.sweep.sweep`."""
-    return {
-        "devices": _comma_separated(devices),
-        "jobs": jobs,
-        "time_limit": time_limit,
-    }
+    return {"devices": _comma_separated(devices), "jobs": jobs, "time_limit": time_limit}

@@ -381,14 +381,7 @@ def monitor(
     superlink: Annotated[
         str | None, typer.Option("--superlink", help="Node: the server.", metavar="HOST:PORT")
     ] = None,
-    certificate: Annotated[
-        Path | None,
-        typer.Option(
-            "--root-certificates",
-            help="Node: the federation's ca.crt.",
-            show_default="ca.crt beside the file",
-        ),
-    ] = None,
+    certificate: RootCertificates = None,
     node_port: Annotated[int, typer.Option("--node-port", help="Node: its local port.")] = 9094,
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port of /health and /metrics.")] = 9464,

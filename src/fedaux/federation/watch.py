@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedaux.federation.status import FILE, PROCESS_GONE, VERSION, is_locked, seconds_since
+from fedaux.running.remaining import duration
 
 SILENT_SECONDS = 60.0
 """Silence of the server after which the view mentions it: it may be training, or may have
@@ -158,7 +159,4 @@ def _printable(text: str) -> Text:
 
 
 def _ago(then: str, now: datetime) -> str:
-    seconds = seconds_since(then, now)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+    return duration(seconds_since(then, now))

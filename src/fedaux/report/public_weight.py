@@ -35,15 +35,12 @@ def spreads(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int], Spread]:
         for row in own:
             for client, weight in row["public_weight_by_client"].items():
                 weights[int(client)].append(float(weight))
-        by_class = [fmean(column) for column in zip(*_shares(own), strict=True)]
+        shares = (row["public_weight_by_class"] for row in own)
+        by_class = [fmean(column) for column in zip(*shares, strict=True)]
         teachers = fmean(len(row["public_weight_by_client"]) for row in own)
         by_client = {client: fmean(weights[client]) for client in sorted(weights)}
         found[key] = Spread(by_client, by_class, teachers)
     return found
-
-
-def _shares(rows: Iterable[Mapping[str, Any]]) -> Iterable[Sequence[float]]:
-    return (row["public_weight_by_class"] for row in rows)
 
 
 def most(count: float) -> float:

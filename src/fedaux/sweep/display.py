@@ -6,7 +6,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -55,12 +54,7 @@ class ProgressDisplay(SweepCallback):
         self._previous_handler = signal.signal(signal.SIGINT, self._interrupt)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
         signal.signal(signal.SIGINT, self._previous_handler)
 
