@@ -18,6 +18,7 @@ from fedaux.core.asks import Asking, Asks
 from fedaux.core.backend import Backend
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import ClientRelease, ClientState, Weights
+from fedaux.core.weights import flat
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanism import Public
 
@@ -127,13 +128,8 @@ class State:
 
     def carry(self, kind: str, groups: Mapping[str, Weights]) -> State:
         """Return the state with tensors of the method's own, by prototype."""
-        flat = {
-            f"{kind}/{prototype}/{name}": tensor
-            for prototype, own in groups.items()
-            for name, tensor in own.items()
-        }
         others = {key: own for key, own in self.own.items() if not key.startswith(f"{kind}/")}
-        return replace(self, own={**others, **flat})
+        return replace(self, own={**others, **flat(groups, prefix=f"{kind}/")})
 
     def carried(self, kind: str) -> dict[str, Weights]:
         """Return what `carry` has kept, by prototype; empty before the first time."""

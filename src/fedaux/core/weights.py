@@ -167,10 +167,20 @@ def average_by_prototype(
 
 def own_weights(state: ClientState) -> Weights:
     """Return the model's weights that are remembered of a client."""
+    return below("weights/", state.tensors)
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
     return {
-        key.removeprefix("weights/"): tensor
-        for key, tensor in state.tensors.items()
-        if key.startswith("weights/")
+        name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)
+    }
+
+
+def flat(groups: Mapping[str, Mapping[str, Tensor]], *, prefix: str = "") -> dict[str, Tensor]:
+    """Return the tensors of several groups, named GROUP/NAME after a prefix."""
+    return {
+        f"{prefix}{group}/{name}": one for group, own in groups.items() for name, one in own.items()
     }
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedaux.config import Certainty, Local
 from fedaux.core.objectives import OBJECTIVES
+from fedaux.core.weights import below
 from fedaux.federation import sent
 from fedaux.federation.node import NodeConfig
 from fedaux.files import read_json, save_json, save_tensors
@@ -231,12 +232,7 @@ class Guard:
         last = self._ledger().get("last")
         if last is None or last["run"] != _digest_of_text(run):
             return {}
-        held = load_file(self._folder / last["file"])
-        return {
-            name.removeprefix("kept/"): tensor
-            for name, tensor in held.items()
-            if name.startswith("kept/")
-        }
+        return below("kept/", load_file(self._folder / last["file"]))
 
     def store_answer(
         self,

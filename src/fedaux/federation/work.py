@@ -19,6 +19,7 @@ from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
 from fedaux.core.messages import ClientRelease, Update, Weights
 from fedaux.core.plain_backend import PlainBackend, PlainPredictor
 from fedaux.core.task import head_alone
+from fedaux.core.weights import below, flat
 from fedaux.data import (
     SOURCES,
     LabelledData,
@@ -154,11 +155,7 @@ def train(
     key = digest_of(terms.model_dump_json(exclude={"version", "plan"}), *groups)
     if once and (stored := guard.stored_answer(key)) is not None:
         held, about = stored
-        repeated = {
-            name.removeprefix("weights/"): one
-            for name, one in held.items()
-            if name.startswith("weights/")
-        }
+        repeated = below("weights/", held)
         entry = None
         if terms.local.privacy is not None:
             entry = _update_entry(config, terms, about["num_examples"])
@@ -226,8 +223,7 @@ def train(
         config.number, num_examples, placed(update.weights, Compute()), update.loss, update.entry
     )
     if once:
-        tensors = {f"weights/{name}": tensor for name, tensor in update.weights.items()}
-        tensors |= {f"kept/{name}": tensor for name, tensor in kept.items()}
+        tensors = flat({"weights": update.weights, "kept": kept})
         about = {"num_examples": num_examples, "loss": update.loss}
         guard.store_answer(
             key, tensors, run=terms.run, plan=terms.plan.run, about=about, entry=update.entry

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedaux.config import Data, Pretraining, Prototype
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
+from fedaux.core.weights import below, flat
 from fedaux.data.vocabulary import METADATA, Vocabulary
 from fedaux.files import read_json, save_json, save_tensors, weights_digest
 from fedaux.models import MODELS, SplitModel, model_options
@@ -176,11 +177,7 @@ def save_several(
     path: Path, parts: Mapping[str, tuple[Weights, Card]], *, vocabulary: Vocabulary | None = None
 ) -> None:
     """Write the h0 of several prototypes into one file, tensors named PROTOTYPE/TENSOR."""
-    tensors = {
-        f"{name}/{key}": tensor
-        for name, (weights, _) in parts.items()
-        for key, tensor in weights.items()
-    }
+    tensors = flat({name: weights for name, (weights, _) in parts.items()})
     cards = {name: card for name, (_, card) in parts.items()}
     save_h0(path, tensors, {"format": CARD_FORMAT, "prototypes": cards}, vocabulary=vocabulary)
 
@@ -271,12 +268,7 @@ def fitting_weights(
                     f"{prototype.name}; {CHECKPOINT_ADVICE}, or prototypes.name be one of those"
                 )
             card = several[prototype.name]
-            prefix = f"{prototype.name}/"
-            loaded = {
-                name.removeprefix(prefix): value
-                for name, value in loaded.items()
-                if name.startswith(prefix)
-            }
+            loaded = below(f"{prototype.name}/", loaded)
         assert card is not None
         _refuse_other_card(
             card,

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fedaux.config import Pretraining
 from fedaux.core.compute import Compute
 from fedaux.core.steps import optimizer_state, reset, restore_optimizer
-from fedaux.core.weights import snapshot
+from fedaux.core.weights import below, flat, snapshot
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast.capture import capture
 from fedaux.fast.fallback import attempt, compiled
@@ -167,28 +167,17 @@ class Training:
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the state of training."""
-        weights = {f"model/{name}": tensor for name, tensor in snapshot(self._model).items()}
-        moments = {
-            f"optimizer/{name}": tensor
-            for name, tensor in optimizer_state(self._optimizer, self._model).items()
-        }
-        return weights | moments | {"generator": self._generator.get_state()}
+        moments = optimizer_state(self._optimizer, self._model)
+        weights = flat({"model": snapshot(self._model), "optimizer": moments})
+        return weights | {"generator": self._generator.get_state()}
 
     def load(self, state: Mapping[str, Tensor], *, losses: list[float]) -> None:
         """Continue from a state after `len(losses)` epochs."""
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {
-                name.removeprefix(prefix): tensor
-                for name, tensor in state.items()
-                if name.startswith(prefix)
-            }
-
-        self._model.load_state_dict(part("model/"))
+        self._model.load_state_dict(below("model/", state))
         reset(self._optimizer)
         parameters = self._named[0]
         moments = {}
-        for name, value in part("optimizer/").items():
+        for name, value in below("optimizer/", state).items():
             like = parameters[name.rpartition("/")[0]]
             # Fused optimizers need moments with the memory format of their weights.
             moments[name] = (

@@ -37,6 +37,7 @@ from fedaux.core.messages import Clients, Weights
 from fedaux.core.server import Server, prepare
 from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
+from fedaux.core.weights import flat
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.encoders import Encoder, Extractor, extractor_of
@@ -487,14 +488,7 @@ class ExperimentRunner:
         own = "" if section.mechanism == recipe else f"-{section.mechanism}"
         file = self._directory.path / "public" / f"seed{seed}{own}.safetensors"
         if not file.exists():
-            save_tensors(
-                file,
-                {
-                    f"{name}/{key}": tensor
-                    for name, own in public.items()
-                    for key, tensor in own.items()
-                },
-            )
+            save_tensors(file, flat(public))
         try:
             stored = load_file(file, device=str(self._auxiliary.device))
         except SafetensorError as error:

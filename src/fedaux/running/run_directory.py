@@ -33,6 +33,7 @@ from fedaux.core.algorithms import all_asks
 from fedaux.core.asks import unprotected_by
 from fedaux.core.messages import ClientRelease, ClientState, Weights
 from fedaux.core.task import Preparation, State
+from fedaux.core.weights import flat
 from fedaux.files import (
     UNFINISHED,
     load_checked,
@@ -154,9 +155,8 @@ class RunDirectory:
                 with _reading(file, folder=folder):
                     states[int(client)] = ClientState(number, load_checked(file, device=device))
         spent = tuple(entries[len(vectors) :])
-        own = _flat("final", tensors.get("smoothed", {}))  # of runs of version 0.2
-        for kind, group in tensors.get("own", {}).items():
-            own |= {f"{kind}/{name}": tensor for name, tensor in group.items()}
+        own = flat(tensors.get("smoothed", {}), prefix="final/")  # of runs of version 0.2
+        own |= flat(tensors.get("own", {}))
         memory = stamped["memory"]
         state = State(header["round"], weights, releases, spent, memory, own)
         public = prepared.get("public", {})
@@ -166,7 +166,7 @@ class RunDirectory:
     def save(self, method: str, seed: int, progress: Progress) -> None:
         """Save a round: its tensors, then the header that refers to them; remove old tensors."""
         folder, state, preparation = self.folder(method, seed), progress.state, progress.preparation
-        prepared = _flat("public", preparation.public)
+        prepared = flat(preparation.public, prefix="public/")
         if folder not in self._frozen:
             self._frozen[folder] = self._save_frozen(preparation.extractors)
         if prepared and state.round == 0:
@@ -175,9 +175,9 @@ class RunDirectory:
         vectors = {str(client): released.vector for client, released in state.releases.items()}
         save_checked(
             folder / checkpoint,
-            _flat("weights", state.models)
+            flat(state.models, prefix="weights/")
             | {f"own/{key}": tensor for key, tensor in state.own.items()}
-            | _flat("vector", {"client": vectors}),
+            | flat({"client": vectors}, prefix="vector/"),
         )
         stamped = dict(zip(KEPT_BY_CLIENT, (state.memory, progress.kept), strict=True))
         for kind, clients in stamped.items():
@@ -318,14 +318,6 @@ def frozen_file(run: Path, digest: str) -> Path:
 
 def _stamped_file(folder: Path, kind: str, client: int, number: int) -> Path:
     return folder / kind / f"client-{client:05d}-round-{number:05d}.safetensors"
-
-
-def _flat(kind: str, groups: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {
-        f"{kind}/{group}/{name}": tensor
-        for group, table in groups.items()
-        for name, tensor in table.items()
-    }
 
 
 def _nested(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, dict[str, Tensor]]]:

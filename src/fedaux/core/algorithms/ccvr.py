@@ -23,7 +23,7 @@ from fedaux.core.local_training import train_locally
 from fedaux.core.releases import class_estimates
 from fedaux.core.server import Server
 from fedaux.core.task import State, build_models, head_alone
-from fedaux.core.weights import clones, load, snapshot
+from fedaux.core.weights import below, clones, load, snapshot
 from fedaux.privacy.classes import ClassEstimate
 from fedaux.privacy.mechanism import Public
 
@@ -58,12 +58,7 @@ class Ccvr(FedAvg):
                 "more rounds would need a second release; start a new run"
             )
         extractors = server.preparation.extractors or {
-            name: {
-                key.removeprefix("features."): tensor
-                for key, tensor in own.items()
-                if key.startswith("features.")
-            }
-            for name, own in state.models.items()
+            name: below("features.", own) for name, own in state.models.items()
         }
         found = server.collect(section, extractors=extractors)
         calibrated = {name: clones(own) for name, own in state.models.items()}

@@ -20,7 +20,7 @@ from fedaux.core.asks import Asks
 from fedaux.core.messages import ClientState, Member, Weights
 from fedaux.core.server import Server
 from fedaux.core.task import State
-from fedaux.core.weights import parameter_names
+from fedaux.core.weights import below, parameter_names
 
 PREFIX = "control/"
 Added = Callable[[Weights, Weights], Weights]
@@ -193,8 +193,4 @@ def stored(controls: Mapping[int, Weights]) -> dict[int, Weights]:
 
 def stored_control(state: ClientState) -> Weights:
     """Return a client's control variate from its remembered tensors."""
-    return {
-        key.removeprefix(PREFIX): tensor
-        for key, tensor in state.tensors.items()
-        if key.startswith(PREFIX)
-    }
+    return below(PREFIX, state.tensors)
