@@ -351,7 +351,6 @@ class Server:
         state: State,
         *,
         rehearse: Tensor | None = None,
-        rehearsal_strength: float = 1.0,
         strengths: Mapping[str, float] | None = None,
         corrections: Mapping[int, Weights] | None = None,
         start: Callable[[int], Mapping[str, Weights]] | None = None,
@@ -373,7 +372,7 @@ class Server:
         if "rehearsal" in objectives:
             if rehearse is None:
                 rehearse = self.beliefs(state.models)
-            strength = strength_of("rehearsal", local) * rehearsal_strength
+            strength = strength_of("rehearsal", local)
             soft_labels = (strength * rehearse[rehearsed_rows(task)]).half()
         linear = task.experiment.mode == "linear"
         with log.phase("train"):

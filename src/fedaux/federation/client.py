@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from pydantic import ValidationError
 
@@ -26,6 +26,7 @@ from fedaux.recipes import flatten
 if TYPE_CHECKING:
     from fedaux.core.messages import ClientRelease, Update
     from fedaux.federation.policy import Guard, Refusal
+    from fedaux.federation.work import Answer
 
 NODE_KEY, NODE_VARIABLE = "fedaux", "FEDAUX_NODE"
 """Where the path of the node's configuration is given: Flower's --node-config, or the
@@ -66,20 +67,11 @@ def prepare(message: Message, context: Context) -> Message:
         guard = _guard(config)
         _log_plan(terms)
         with guard.alone():
-            released = work.prepare(config, guard, terms, extractor, public)
-            scores = released.scores
-            vector = records.arrays({"vector": scores.vector})
-            guard.record_sent(
-                kind="release",
-                request=released.request,
-                run=terms.run,
-                round=None,
-                data=vector[records.ALL].data,
-                entry=scores.entry,
-            )
-            again = ", sent again at no cost" if released.repeated else ""
-            _log_sent(guard, f"certainty scores by {scores.entry.mechanism}{again}", terms, scores)
-        said = {"client": config.number, "entry": scores.entry.to_json()}
+            answered = work.prepare(config, guard, terms, extractor, public)
+            release = answered.content
+            vector = records.arrays({"vector": release.vector})
+            what = f"certainty scores by {release.entry.mechanism}"
+            said = _recorded(guard, terms, answered, vector, what=what, kind="release")
         return RecordDict({"release": vector, "answer": records.text_record(json.dumps(said))})
 
     return _answered(message, context, answer)
@@ -122,26 +114,12 @@ def train(message: Message, context: Context) -> Message:
             _log_plan(terms)
         with guard.alone():
             answered = work.train(config, guard, terms, weights, extractor, rehearsal, correction)
-            update = answered.update
+            update = answered.content
             sent = records.arrays(update.weights, wire=terms.wire)
-            guard.record_sent(
-                kind="update",
-                request=answered.request,
-                run=terms.run,
-                round=terms.round,
-                data=sent[records.ALL].data,
-                entry=update.entry,
-            )
-            again = ", sent again at no cost" if answered.repeated else ""
-            what = "with DP-SGD" if update.entry is not None else "without differential privacy"
-            _log_sent(guard, f"update of round {terms.round}, {what}{again}", terms, update)
-        said: dict[str, Any] = {
-            "client": config.number,
-            "num_examples": update.num_examples,
-            "loss": update.loss,
-        }
-        if update.entry is not None:
-            said["entry"] = update.entry.to_json()
+            how = "with DP-SGD" if update.entry is not None else "without differential privacy"
+            what = f"update of round {terms.round}, {how}"
+            said = _recorded(guard, terms, answered, sent, what=what, kind="update")
+        said |= {"num_examples": update.num_examples, "loss": update.loss}
         return RecordDict({"weights": sent, "answer": records.text_record(json.dumps(said))})
 
     return _answered(message, context, answer)
@@ -169,17 +147,38 @@ def _log_plan(terms: Terms) -> None:
     )
 
 
-def _log_sent(guard: Guard, what: str, terms: Terms, answer: ClientRelease | Update) -> None:
-    """Log what leaves, its price, and the hash by which the record can be checked later."""
-    from fedaux.federation.records import reason_of
+def _recorded(
+    guard: Guard,
+    terms: PrepareTerms | TrainTerms,
+    answer: Answer[ClientRelease] | Answer[Update],
+    sent: ArrayRecord,
+    *,
+    what: str,
+    kind: str,
+) -> dict[str, Any]:
+    """Record and log what leaves, its price, and the hash by which the record can be checked
+    later; return what every answer says."""
+    from fedaux.federation import records
 
-    entry, price = answer.entry, ""
+    entry, price = answer.content.entry, ""
+    guard.record_sent(
+        kind=kind,
+        request=answer.request,
+        run=terms.run,
+        round=terms.round if isinstance(terms, TrainTerms) else None,
+        data=sent[records.ALL].data,
+        entry=entry,
+    )
     if entry is not None:
         price = f"; epsilon = {entry.epsilon:.4g} at delta = {entry.delta:g}"
+    again = ", sent again at no cost" if answer.repeated else ""
     LOGGER.info(
-        "run %s: %s%s; total epsilon = %.4g; record %s",
-        *(reason_of(terms.run), what, price, guard.spent(guard.counted()), guard.head()),
+        "run %s: %s%s%s; total epsilon = %.4g; record %s",
+        *(records.reason_of(terms.run), what, again, price),
+        *(guard.spent(guard.counted()), guard.head()),
     )
+    said: dict[str, Any] = {"client": answer.content.client}
+    return said if entry is None else said | {"entry": entry.to_json()}
 
 
 def node_of(context: Context) -> NodeConfig:

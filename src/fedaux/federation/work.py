@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,23 +47,14 @@ from fedaux.privacy.mechanisms import (
 )
 from fedaux.privacy.secure import noise_for
 
-
-@dataclass(frozen=True)
-class Answer:
-    """A trained update."""
-
-    update: Update
-    request: str
-    """Digest of the request."""
-    repeated: bool
-    """Whether it was stored before and is sent again."""
+Content = TypeVar("Content", ClientRelease, Update)
 
 
 @dataclass(frozen=True)
-class Released:
-    """A release of certainty."""
+class Answer(Generic[Content]):
+    """A release or an update that may leave."""
 
-    scores: ClientRelease
+    content: Content
     request: str
     """Digest of the request."""
     repeated: bool
@@ -71,7 +63,7 @@ class Released:
 
 def prepare(
     config: NodeConfig, guard: Guard, terms: PrepareTerms, extractor: Weights, public: Public
-) -> Released:
+) -> Answer[ClientRelease]:
     """Release certainty for h0 and the public map, within the node's policy; repeats return the
     stored release."""
     if terms.certainty not in terms.plan.certainty:
@@ -95,7 +87,7 @@ def prepare(
     if terms.mode == "linear" and extractor:
         guard.keep_received("extractor", extractor)
     if (stored := guard.stored_release(key)) is not None:
-        return Released(ClientRelease(config.number, *stored), key, repeated=True)
+        return Answer(ClientRelease(config.number, *stored), key, repeated=True)
     alone = config.privacy.noise == "secure"
     compute = compute_of(config, terms, alone=alone)
     if terms.certainty.mechanism in UNPROTECTED_MECHANISMS:
@@ -116,7 +108,7 @@ def prepare(
     )
     vector = released.vector.detach().cpu()
     guard.store_release(key, vector, released.entry, run=terms.plan.run)
-    return Released(ClientRelease(config.number, vector, released.entry), key, repeated=False)
+    return Answer(ClientRelease(config.number, vector, released.entry), key, repeated=False)
 
 
 def train(
@@ -127,7 +119,7 @@ def train(
     extractor: Weights | None,
     rehearsal: Received | None = None,
     correction: Weights | None = None,
-) -> Answer:
+) -> Answer[Update]:
     """Train one round within the node's policy; answers that must be unique are stored and
     repeated. A correction is added to the gradients."""
     if _as_planned(terms.local) != _as_planned(terms.plan.local):
