@@ -367,7 +367,10 @@ def play_round(
                     rehearsed = 1.0 if method.correction == "scaffold" else 0.0
                     shares = class_shares(task, preparation, members, joint=rehearsed)
                     own |= head_by_class(members, shares, before=state.weights[name])
-                weights[name] = step(state.weights[name], own, method.server_rate)
+                rate = method.server_rate
+                if method.correction == "scaffold":  # control variates of absent clients are old
+                    rate = 1.0 + (rate - 1.0) * task.experiment.participation_rate
+                weights[name] = step(state.weights[name], own, rate)
                 if method.correction == "feddyn":  # theta = mean_i theta_i - g / alpha
                     mean = mean_control(task, {**state.memory, **by_client(present)}, name)
                     for key, tensor in mean.items():

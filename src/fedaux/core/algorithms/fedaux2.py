@@ -65,7 +65,7 @@ class FedAux2(FedAvg):
     corrects: bool = True
     """Whether heads have control variates."""
     server_rate: float = 2.0
-    """The server's parameters become old + rate * (average - old)."""
+    """The server's parameters become old + rate * (average - old); see `_average` for heads."""
     smoothing: float = 0.8
     """Decay of the server models' average over rounds, which is evaluated; 0 evaluates the last."""
 
@@ -90,10 +90,8 @@ class FedAux2(FedAvg):
             require_linear(model.head, prototype=name)
         if self.mechanism == "classes":
             return start_with_head(server, share=lambda one: self.start * one.reliability)
-        state = server.start()
-        return replace(
-            state, releases=server.collect(self.release(server.task.experiment)).releases
-        )
+        found = server.collect(self.release(server.task.experiment))
+        return replace(server.start(), releases=found.releases)
 
     def round(self, server: Server, state: State) -> State:
         """Train with rehearsal, average heads by class, correct the rest, smooth over rounds."""
@@ -153,12 +151,7 @@ class FedAux2(FedAvg):
         return float(settings.mode == "linear" or steps <= FEW_STEPS)
 
     def _held(
-        self,
-        server: Server,
-        state: State,
-        members: Sequence[Member],
-        *,
-        rehearsed: bool = False,
+        self, server: Server, state: State, members: Sequence[Member], *, rehearsed: bool = False
     ) -> Tensor:
         """Return P(i | c) [K, C] of members, from their own examples or, with as many, from those
         that they rehearse as well."""
@@ -177,9 +170,13 @@ class FedAux2(FedAvg):
     ) -> dict[str, Weights]:
         """Return the averages, with heads by class, moved by the server rate.
 
-        Corrected clients move rows of classes that they only rehearse as well.
+        Corrected clients move rows of classes that they only rehearse as well, and control variates
+        of absent clients are old: the rate exceeds 1 by a share C.
         """
-        by_class = self.by_class and server.task.experiment.aggregation == "mean"
+        settings, rate = server.task.experiment, self.server_rate
+        by_class = self.by_class and settings.aggregation == "mean"
+        if corrected:
+            rate = 1.0 + (rate - 1.0) * settings.participation_rate
         models = server.average(state, members)
         with server.log.phase("average"):
             for name in sorted({one.prototype for one in members}):
@@ -188,15 +185,11 @@ class FedAux2(FedAvg):
                     shares = self._held(server, state, own, rehearsed=corrected)
                     head = head_by_class([one.weights for one in own], shares, before=before)
                     models[name] = {**models[name], **head}
-                models[name] = server_step(before, models[name], rate=self.server_rate)
+                models[name] = server_step(before, models[name], rate=rate)
         return models
 
     def labels(
-        self,
-        server: Server,
-        state: State,
-        members: Sequence[Member],
-        beliefs: Tensor,
+        self, server: Server, state: State, members: Sequence[Member], beliefs: Tensor
     ) -> Tensor:
         """Return sum_i w_i(x) p_i(c | x) with w_i = sum_c q(c | x) P(i | c), balanced."""
         weights = share_weights(members)
