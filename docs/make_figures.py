@@ -143,11 +143,39 @@ def encoder_privacy(table: dict[str, list[float]]) -> Figure:
         plot.axhline(table[name][0], color=COLOURS.get(name, "#65a30d"), linestyle="--")
         plot.text(8, table[name][0] + 0.3, f"{name}, unprotected", ha="right", va="bottom")
     plot.text(8, table["private-head"][-1] - 0.4, "private-head", ha="right", va="top")
+    over_epsilon(plot, lowest=70)
+    return figure
+
+
+def hospitals(table: dict[str, list[Any]]) -> Figure:
+    """Accuracy over the epsilon of a release at hospitals, beside methods without one."""
+    figure, plot = axes(height=3.4)
+    notes = {
+        "fedaux2": ("fedaux2: release at ε, updates unprotected", COLOURS["fedaux2"], 6),
+        "private-head": ("private-head: nothing but the release", "#c2410c", 17),
+    }
+    for name, (note, colour, below) in notes.items():
+        mean, deviation = np.array(table[name]).T
+        plot.errorbar(
+            table["epsilon"], mean, deviation, fmt="o-", color=colour, capsize=3, linewidth=2
+        )
+        plot.text(8, mean[-1] - below, note, color=colour, ha="right", va="center")
+    lines = {"all data in one place; AFL": 2.6, "feddyn+p, without a release": -4.2}
+    for name, above in lines.items():
+        level = table[name.partition(";")[0].partition(",")[0]][0]
+        plot.axhline(level, color="#64748b", linestyle="--", linewidth=1)
+        plot.text(0.05, level + above, name, va="center", color="#475569")
+    over_epsilon(plot, lowest=15)
+    return figure
+
+
+def over_epsilon(plot: Axes, *, lowest: float) -> None:
+    """Name the axes of a figure of accuracy over epsilon."""
     ticks = [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0]
-    plot.set(xscale="log", xticks=ticks, xticklabels=[f"{one:g}" for one in ticks], ylim=(70, 93))
+    labels = [f"{one:g}" for one in ticks]
+    plot.set(xscale="log", xticks=ticks, xticklabels=labels, ylim=(lowest, 93))
     plot.minorticks_off()
     plot.set(xlabel="ε, at δ = 1e-5", ylabel="test accuracy, %")
-    return figure
 
 
 def draw() -> None:
@@ -161,6 +189,7 @@ def draw() -> None:
             "results-participation": participation(tables["participation"]),
             "results-privacy": privacy(tables["privacy"]),
             "encoder-privacy": encoder_privacy(tables["encoder"]),
+            "hospitals-privacy": hospitals(tables["hospitals"]),
         }
         for name, figure in figures.items():
             figure.savefig(IMAGES / f"{name}.svg", facecolor="white", metadata={"Date": None})

@@ -165,6 +165,7 @@ def test_figures_show_the_numbers_of_the_tables() -> None:
         "participation": "### Participation, and memory",
         "privacy": "### What honest privacy costs",
         "encoder": "## An encoder",
+        "hospitals": "### Hospitals",
     }
     tables = tomllib.loads((ROOT / "notes/figures.toml").read_text(encoding="utf-8"))
     assert set(tables) == set(sections)
