@@ -90,8 +90,9 @@ class FedAux2(FedAvg):
             require_linear(model.head, prototype=name)
         if self.mechanism == "classes":
             return start_with_head(server, share=lambda one: self.start * one.reliability)
+        state = server.start()
         found = server.collect(self.release(server.task.experiment))
-        return replace(server.start(), releases=found.releases)
+        return replace(state, releases=found.releases)
 
     def round(self, server: Server, state: State) -> State:
         """Train with rehearsal, average heads by class, correct the rest, smooth over rounds."""
@@ -106,8 +107,7 @@ class FedAux2(FedAvg):
         )
         kept: Mapping[int, Mapping[str, Tensor]] = {}
         if controls is not None:
-            local = settings.local
-            kept = stored(controls.renewed(members, state.models, local, mean_gradient))
+            kept = stored(controls.renewed(members, state.models, settings.local, mean_gradient))
         models = self._average(server, state, members, corrected=controls is not None)
         if self.asks(settings).distills:
             absent = server.absent(state, members) if self.memory else []
