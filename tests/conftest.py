@@ -53,6 +53,12 @@ def without_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages have empty figures: drawing takes nearly all the time of a page."""
+    monkeypatch.setattr("fedaux.report.html.as_svg", lambda figure, **options: "<svg></svg>")
+
+
+@pytest.fixture
 def exact_convolutions() -> Iterator[None]:
     """Convolutions on a GPU in single precision, not in the shorter one of cuDNN's default."""
     before = torch.backends.cudnn.allow_tf32

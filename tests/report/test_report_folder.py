@@ -78,6 +78,7 @@ def truth(folder: Path) -> tuple[Values, Values]:
     return last, best
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_warnings_of_all_runs_are_told_once_with_their_runs(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "grid", alphas=(0.01, 0.1), rates=(0.4,), seeds=1, rounds=1)
     first, _ = (f"alpha={alpha:g},rate=0.4,epsilon=1" for alpha in (0.01, 0.1))
@@ -195,6 +196,7 @@ def test_every_figure_offers_its_numbers(
         assert float(row["megabytes"]) == pytest.approx(up + 41.25)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_ledgers_epsilon_is_the_one_shown(tmp_path: Path) -> None:
     make_folder(
         tmp_path / "out",
@@ -218,6 +220,7 @@ def test_the_ledgers_epsilon_is_the_one_shown(tmp_path: Path) -> None:
     assert {row["epsilon"] for row in rows if row["method"] == "fedavg"} == {""}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> None:
     def sections(root: Path) -> list[str]:
         return re.findall(r'<h2 id="(\w+)">', write_report(root).read_text())
@@ -279,6 +282,7 @@ def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> No
     assert "The other" not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_seeds_of_several_runs_are_put_together(tmp_path: Path) -> None:
     for seed in range(2):
         directory = make_run(tmp_path / f"seeds={seed}", levels={"fedavg": 0.3}, seeds=1)
@@ -299,6 +303,7 @@ def test_seeds_of_several_runs_are_put_together(tmp_path: Path) -> None:
     assert shown[0] == cell(values)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_that_are_missing_failed_or_unfinished_are_named(tmp_path: Path) -> None:
     make_run(tmp_path / "alpha=1", levels={"fedavg": 0.3}, alpha=1.0)
     make_run(tmp_path / "alpha=2", levels={"fedavg": 0.3}, alpha=2.0, recorded=4)
@@ -378,6 +383,7 @@ def test_runs_differ_in_what_their_configurations_say() -> None:
     }
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("planned", [True, False])
 def test_what_is_tuned_for_one_method_is_no_setting_of_all(tmp_path: Path, planned: bool) -> None:
     cells: list[dict[str, Any]] = []

@@ -154,6 +154,7 @@ def test_figures_by_class_come_from_the_last_round(run: Path, text: str) -> None
     assert "How fedaux classifies the test examples" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_weight_on_public_data_is_shown_and_most_of_it_is_a_warning(
     run: Path, text: str, tmp_path: Path
 ) -> None:
@@ -197,6 +198,7 @@ def test_the_verdict_stands_below_the_finding(run: Path, text: str) -> None:
     assert text.index('class="finding"') < text.index(shown) < text.index("<h2")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_bounds_are_no_rivals(tmp_path: Path) -> None:
     levels = {"fedaux": 0.8, "feddf+p": 0.6, "local-only+p": 0.2, "pooled+p": 0.95}
     page = write_report(make_run(tmp_path / "run", levels=levels)).read_text()
@@ -230,6 +232,7 @@ def test_privacy_section_says_what_is_and_what_is_not_protected(run: Path, text:
     assert "anyone who knows the seed can remove it" in plain
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_epsilons_that_differ_between_clients_are_a_range(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", epsilon="inf")
     ledger = json.loads((directory / "ledger.json").read_text())
@@ -283,6 +286,7 @@ def test_names_from_files_cannot_become_markup(tmp_path: Path) -> None:
     assert read_downloads(text)["curves.csv"][-1]["method"] == hostile
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", recorded=4)
     with (directory / "metrics.jsonl").open("a") as file:
@@ -294,6 +298,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     assert {row["seeds"] for row in read_downloads(text)["curves.csv"]} == {"2", "3"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_summary_that_claims_more_than_the_metrics_is_not_believed(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", levels={"fedaux": 0.8, "fedavg": 0.3})
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -324,6 +329,7 @@ def test_a_run_that_just_started_has_a_report(tmp_path: Path) -> None:
     assert write_report(directory).read_text() == text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_method_with_one_seed_so_far_has_no_spread(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", recorded=0)
     rows = [row for row in read_metrics(directory) if row["method"] != "feddf" or row["seed"] == 0]
@@ -332,6 +338,7 @@ def test_a_method_with_one_seed_so_far_has_no_spread(tmp_path: Path) -> None:
     assert {method for method, cells in table.items() if "±" in cells[0]} == set(LEVELS) - {"feddf"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_a_summary_the_last_accuracies_are_shown(tmp_path: Path) -> None:
     directory = make_run(tmp_path / "run", levels={"fedavg": 0.3}, seeds=1)
     (directory / "summary.json").unlink()
