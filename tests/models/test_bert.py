@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.operations import Listening
 from torch import Tensor
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
@@ -196,22 +197,12 @@ def test_token_ids_stay_whole_numbers(words: Vocabulary) -> None:
 
 
 def test_a_step_asks_the_host_for_nothing(words: Vocabulary) -> None:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    called: set[str] = set()
-
-    class Listening(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, operation: Any, types: Any, arguments: Any = (), options: Any = None
-        ) -> Any:
-            called.update(str(operation).split("."))
-            return operation(*arguments, **(options or {}))
 
     made, ids = model(size=words.size, causal=True), ids_of(words)
-    with Listening():  # type: ignore[no-untyped-call]
+    with Listening() as heard:
         made(ids).sum().backward()
-    assert "embedding" in called
-    assert not called & {
+    assert "embedding" in heard.called
+    assert not heard.called & {
         "scalar_tensor",
         "lift_fresh",
         "_local_scalar_dense",

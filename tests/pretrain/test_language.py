@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.operations import Listening
 from torch import Tensor
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
@@ -18,7 +19,6 @@ import tomli_w
 from helpers.corpus import BERT, sentences, texts_of, write_csv
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fedaux
 from fedaux import seeding
@@ -154,15 +154,6 @@ def test_places_that_do_not_exist_count_for_nothing(words: Vocabulary, ids: Tens
 def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(
     words: Vocabulary, ids: Tensor
 ) -> None:
-    called: set[str] = set()
-
-    class Listening(TorchDispatchMode):
-        def __torch_dispatch__(
-            self, operation: Any, types: Any, arguments: Any = (), options: Any = None
-        ) -> Any:
-            called.update(str(operation).split("."))
-            return operation(*arguments, **(options or {}))
-
     section = Pretraining(kind="masked", batch_size=32)
     made = Training(
         model(words).features,
@@ -173,10 +164,10 @@ def test_a_step_brings_no_numbers_from_the_host_and_asks_for_none(
         vocabulary=words,
     )
     numbers = made._objective.draw(32, generator=generator())
-    with Listening():  # type: ignore[no-untyped-call]
+    with Listening() as heard:
         made._loss(ids[:32], numbers)
-    assert "topk" in called
-    assert not called & {
+    assert "topk" in heard.called
+    assert not heard.called & {
         "scalar_tensor",
         "lift_fresh",
         "_local_scalar_dense",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import oracles
+from helpers.plain_noise import NoNoise
 from torch import Tensor
 
 from fedaux import seeding
@@ -34,15 +35,6 @@ from fedaux.privacy.secure import SecureNoise
 
 CLASSES = 3
 STRANGE_LABELS = (-1, -2, -CLASSES - 1, CLASSES, 2**40)
-
-
-class NoNoise:
-    """No noise at all, to see what lies under it."""
-
-    kind = "none"
-
-    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
-        return vector
 
 
 def normal(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.plain_noise import NoNoise
 from torch import Tensor
 
 from fedaux.config import Certainty
@@ -19,15 +20,6 @@ from fedaux.privacy.secure import SecureNoise
 
 CLASSES = 3
 STRANGE_LABELS = (-1, -2, -CLASSES - 1, CLASSES, 2**40, -(2**62))
-
-
-class NoNoise:
-    """No noise at all, to see what lies under it."""
-
-    kind = "none"
-
-    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
-        return vector
 
 
 def made(epsilon: float = 1.0) -> tuple[ClassCounts, dict[str, Tensor]]:

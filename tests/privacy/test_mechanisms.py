@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import oracles
+from helpers.plain_noise import NoNoise
 from scipy.integrate import quad
 from scipy.stats import norm
 from sklearn.linear_model import LogisticRegression
@@ -22,15 +23,6 @@ from fedaux.privacy.mechanisms import (
     SimulatedNoise,
 )
 from fedaux.privacy.paper import objective, solve
-
-
-class NoNoise:
-    """No noise at all, to see what lies under it."""
-
-    kind = "none"
-
-    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
-        return vector
 
 
 def normal(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
