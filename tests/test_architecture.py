@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -29,17 +30,27 @@ def packages() -> set[str]:
     return {folder.name for folder in ROOT.iterdir() if (folder / "__init__.py").exists()}
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Yield the dotted names that a file imports anywhere in it, late imports and types
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    """Return all nodes of a file's syntax."""
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+@cache
+def imports(file: Path) -> list[str]:
+    """Return the dotted names that a file imports anywhere in it, late imports and types
     included."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    found: list[str] = []
+    for node in nodes(file):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return found
 
 
+@cache
 def package_graph() -> dict[str, set[str]]:
     """Return the packages that each package imports; a module of the root counts for none."""
     graph: dict[str, set[str]] = {}
@@ -99,10 +110,10 @@ def test_no_modules_import_each_other_not_even_late_or_for_types() -> None:
     assert order.index("fedaux.core.messages") < order.index("fedaux.core.server")
 
 
-def literals(tree: ast.Module) -> Iterator[str]:
+def literals(file: Path) -> Iterator[str]:
     """Yield the strings of a file, without its docstrings."""
-    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    texts = {id(node.value) for node in nodes(file) if isinstance(node, ast.Expr)}
+    for node in nodes(file):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
             yield node.value
 
@@ -117,14 +128,16 @@ def test_only_the_algorithms_know_methods() -> None:
         place = file.relative_to(ROOT).as_posix()
         if place.startswith("core/algorithms/") or place in MAY_NAME_METHODS:
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        found += [f"{place}: {text}" for text in literals(tree) if text in names]
+        found += [f"{place}: {text}" for text in literals(file) if text in names]
         found += [f"{place}: {one}" for one in imports(file) if PARTS.match(one)]
-        for node in ast.walk(tree):
+        for node in nodes(file):
             if isinstance(node, ast.Attribute) and node.attr not in promised:
                 held = node.value
                 row = isinstance(held, ast.Subscript) and ast.unparse(held.value) == "METHODS"
-                if row or ast.unparse(held) in ("task.method", "self._method", "self.task.method"):
+                if row or (
+                    isinstance(held, ast.Attribute)
+                    and ast.unparse(held) in ("task.method", "self._method", "self.task.method")
+                ):
                     found.append(f"{place}: {ast.unparse(node)}")
     assert not found
 

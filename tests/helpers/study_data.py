@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -44,7 +45,15 @@ def write_images(folder: Path) -> Path:
 
 def planned(name: str, root: Path, **options: Any) -> Plan:
     """Return the runs of a study on the data below a folder."""
-    return plan(STUDIES[name], Request(root / "out", data_root=root, **options))
+    if options:
+        return plan(STUDIES[name], Request(root / "out", data_root=root, **options))
+    return whole(name, root)
+
+
+@cache
+def whole(name: str, root: Path) -> Plan:
+    """Return all runs of a study as it is."""
+    return plan(STUDIES[name], Request(root / "out", data_root=root))
 
 
 def settings(prepared: Plan) -> list[Experiment]:
