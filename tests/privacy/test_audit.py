@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.broken_mechanisms import BROKEN
+from helpers.plain_noise import NoNoise, normal
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Certainty
@@ -43,19 +43,6 @@ RELEASES = 100
 """At four shapes and for the worst pair: 500 in all, which see a fault of 1 % with 99.3 %."""
 
 
-class NoNoise:
-    """No noise at all, to see what lies under it."""
-
-    kind = "none"
-
-    def perturb(self, vector: Tensor, *, sensitivity: float, sigma: float) -> Tensor:
-        return vector
-
-
-def normal(*shape: int, seed: int = 0, shift: float = 0.0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).normal(shift, 1.0, shape))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -73,13 +60,7 @@ def test_every_broken_mechanism_is_found_out(monkeypatch: pytest.MonkeyPatch, na
 
 @pytest.mark.parametrize(
     ("name", "seed"),
-    [
-        *(("mean", seed) for seed in range(4)),
-        ("paper", 4),
-        ("classes", 5),
-        ("heads", 6),
-        ("counts", 7),
-    ],
+    [("mean", 0), ("paper", 4), ("classes", 5), ("heads", 6), ("counts", 7)],
 )
 def test_correct_mechanisms_pass(name: str, seed: int) -> None:
     less: dict[str, Any] = {}

@@ -111,16 +111,15 @@ def changed_encoder(content: dict[str, Any], draw: random.Random) -> dict[str, A
     return content
 
 
-@pytest.mark.parametrize("seed", range(3))
 def test_changed_files_of_encoders_are_refused_or_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One clear error, and nobody is asked: a description can name models and code on the hub."""
     asked: list[object] = []
     monkeypatch.setattr("socket.getaddrinfo", lambda *names, **_: asked.append(names))
     tensors, metadata = opened(image_encoder(tmp_path / "vit")).packed()
-    draw, refused, path = random.Random(seed), 0, tmp_path / "one.safetensors"
-    for _ in range(40):
+    draw, refused, path = random.Random(0), 0, tmp_path / "one.safetensors"
+    for _ in range(60):
         content = changed_encoder(json.loads(metadata["encoder"]), draw)
         save_tensors(path, tensors, metadata=metadata | {"encoder": json.dumps(content)})
         try:

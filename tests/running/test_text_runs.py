@@ -24,7 +24,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
-METHODS = ["fedavg", "feddf+p", "fedaux+m"]
+METHODS = ["fedavg", "fedaux+m"]
 
 
 @pytest.mark.usefixtures("pages")
