@@ -184,8 +184,8 @@ def test_a_joint_problem_is_not_told_about_a_key_that_is_wrong_itself() -> None:
             "use classes; should be left out. For hardly any noise set certainty.epsilon = 1000",
         ),
         (
-            {"split": {"num_clients": 1439}},
-            "split.num_clients = 1439: more clients than the 1438 training examples",
+            {"split": {"num_clients": 481}},
+            "split.num_clients = 481: more clients than the 480 training examples",
         ),
         ({"data": {"source": "tensors"}}, "data.path: missing; the source tensors needs one"),
         (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.experiments import tiny
+from helpers.experiments import WHOLE, tiny
 from helpers.paths import GOLDEN
 
 import fedaux
@@ -22,7 +22,8 @@ METHODS = ["fedavg", "fedprox+p", "feddf+p", "fedaux+logits", "fedaux", "fedaux+
 
 
 def measure(directory: Path) -> list[dict[str, Any]]:
-    fedaux.run(tiny(method=METHODS, participation_rate=0.75, split={"alpha": 0.3}), out=directory)
+    settings = {"participation_rate": 0.75, "split": {"alpha": 0.3}, "data": WHOLE}
+    fedaux.run(tiny(method=METHODS, **settings), out=directory)
     kept = (
         "method",
         "round",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import written_out as plain
-from helpers.experiments import tiny
+from helpers.experiments import WHOLE, tiny
 from helpers.federations import Wrapped, federation, h0_of, play, same_weights, written_out
 from torch import Tensor
 from torch.nn import functional
@@ -63,7 +63,11 @@ FEDERATED = [
 @pytest.mark.parametrize("method", FEDERATED)
 def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> None:
     server, state, _, _ = federation(
-        tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2}
+        tmp_path,
+        method=method,
+        participation_rate=0.75,
+        bayesian={"samples": 2},
+        local={"learning_rate": 2e-3},
     )
     after, row, expected, expected_row = same_round(server, state)
     assert len(row["clients_answered"]) == 3
@@ -201,7 +205,10 @@ def test_local_only_is_each_client_trained_by_itself(start: str, tmp_path: Path)
     """Two rounds, in which every client goes on from its own model and the server's never
     moves."""
     server, state, clients, experiment = federation(
-        tmp_path, method=f"local-only{start}", participation_rate=0.5
+        tmp_path,
+        method=f"local-only{start}",
+        participation_rate=0.5,
+        local={"learning_rate": 2e-3},
     )
     middle, first, own, own_first = same_round(server, state)
     after, second, expected, expected_second = same_round(server, middle)
@@ -402,7 +409,7 @@ def test_heads_that_hardly_leave_their_start_are_warned_of(
     from fedaux.data import load_both
     from fedaux.running.preflight import check_data
 
-    data, public = load_both(tiny())
+    data, public = load_both(tiny(data=WHOLE))
     for rate, mode, warned in (
         (1e-3, "linear", True),
         (1e-2, "linear", False),
@@ -474,8 +481,8 @@ def test_prototypes_learn_from_all_clients_even_where_a_round_misses_one(
 @pytest.mark.parametrize("method", ["fedavg", "feddf+m", "fedaux"])
 def test_clients_with_one_example_or_one_class_work(method: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {
-        "split": {"num_clients": 1200, "alpha": 0.01},
-        "participation_rate": 0.01,
+        "split": {"num_clients": 400, "alpha": 0.01},
+        "participation_rate": 0.03,
     }
     server, state, _, _ = federation(tmp_path, method=method, **changes)
     state, rows = play(server, state, 1)

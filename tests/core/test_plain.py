@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import written_out as plain
-from helpers.experiments import tiny
+from helpers.experiments import WHOLE, tiny
 from helpers.federations import federation, h0_of, written_out
 from helpers.paths import GOLDEN
 from written_out import parts as plain_parts
@@ -30,7 +30,11 @@ from fedaux.core.algorithms import METHODS
 def test_whole_runs_have_the_golden_figures(method: str, tmp_path: Path) -> None:
     golden = [row for row in json.loads(GOLDEN.read_text()) if row["method"] == method]
     server, state, _, _ = federation(
-        tmp_path, method=method, participation_rate=0.75, split={"alpha": 0.3}
+        tmp_path,
+        method=method,
+        participation_rate=0.75,
+        split={"alpha": 0.3},
+        data=WHOLE,
     )
     task, _, _ = written_out(server, state)
     last, rows = plain.run(task, extractors=h0_of(server, state))

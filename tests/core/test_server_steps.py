@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.experiments import tiny
+from helpers.experiments import WHOLE, tiny
 from helpers.federations import Wrapped, federation, same_weights
 from helpers.paths import ROOT
 from safetensors.torch import load_file
@@ -112,7 +112,7 @@ def test_fednova_normalises_by_the_number_of_steps(tmp_path: Path) -> None:
             for name, values in x.items()
         }
 
-    play_by_rule("fednova", tmp_path, rule, **SGD)
+    play_by_rule("fednova", tmp_path, rule, data=WHOLE, **SGD)
     assert "needs 'sgd' with local.momentum = 0" in problems_of(tiny(method="fednova"))[0]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 import written_out as plain
 from helpers import oracles
+from helpers.experiments import WHOLE
 from helpers.federations import federation, written_out
 
 from fedaux.core.algorithms import asks_of
@@ -129,7 +130,7 @@ def test_a_round_records_how_the_weight_on_public_data_is_spread(
 ) -> None:
     """Mean weight of each client over the public examples, mean soft label of each class."""
     server, state, _, _ = federation(
-        tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2}
+        tmp_path, method=method, participation_rate=0.75, bayesian={"samples": 2}, data=WHOLE
     )
     _, row = server.play_round(state)
     task, preparation, before = written_out(server, state)

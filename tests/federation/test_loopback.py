@@ -41,7 +41,7 @@ TELLS = (
 def federated(**changes: Any) -> Experiment:
     base: dict[str, Any] = {
         "split": {"num_clients": 3, "alpha": 1.0},
-        "federation": {"authenticated": False, "deadline": 5.0, "wait_seconds": 2.0},
+        "federation": {"authenticated": False, "deadline": 5.0, "wait_seconds": 0.1},
         "engine": {"clients_at_once": 1},
     }
     from fedaux.recipes import merged
@@ -535,7 +535,7 @@ def test_a_registered_node_cannot_take_the_number_of_another(tmp_path: Path) -> 
     """Not even in a new run directory, where nobody has claimed a number before."""
     keys = [key_pair() for _ in range(3)]
     experiment = federated(
-        rounds=1, method=["fedavg"], federation={"authenticated": True, "wait_seconds": 1.0}
+        rounds=1, method=["fedavg"], federation={"authenticated": True, "wait_seconds": 0.1}
     )
     files = write_nodes(tmp_path / "nodes", experiment)
     registry = tmp_path / "members.json"
@@ -566,7 +566,7 @@ def test_a_recipe_may_say_whose_key_is_whose(tmp_path: Path) -> None:
         rounds=1,
         method=["fedavg"],
         split={"num_clients": 2},
-        federation={"nodes": [text for text, _ in keys], "wait_seconds": 1.0},
+        federation={"nodes": [text for text, _ in keys], "wait_seconds": 0.1},
     )
     files = write_nodes(tmp_path / "nodes", experiment)
 

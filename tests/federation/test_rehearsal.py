@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.experiments import tiny
+from helpers.experiments import WHOLE, tiny
 from torch import Tensor
 
 import fedaux
@@ -215,7 +215,7 @@ def ask(
 
 @pytest.fixture
 def node(tmp_path: Path) -> Path:
-    return write_nodes(tmp_path / "nodes", federated(), **WILLING)[1000]
+    return write_nodes(tmp_path / "nodes", federated(data=WHOLE), **WILLING)[1000]
 
 
 def kept(file: Path) -> list[str]:

@@ -21,11 +21,15 @@ TINY: dict[str, Any] = {
     "pretraining": {"epochs": 1, "batch_size": 64, "augmentation": {"flip": 0.0}},
     "certainty": {"epsilon": 1.0, "components": 4},
     "distillation": {"learning_rate": 0.001},
-    "data": {"source": "digits"},
+    "data": {"source": "digits", "size": 480},
     "engine": {"device": "cpu", "threads": 1},
 }
+WHOLE: dict[str, Any] = {"size": None}
+"""Changes `data` to all 1438 training examples."""
 
 
 def tiny(**changes: Any) -> Experiment:
-    """Return the tiny experiment with changes."""
+    """Return the tiny experiment with changes; other data are used whole."""
+    if "source" in changes.get("data", {}):
+        changes["data"] = WHOLE | changes["data"]
     return Experiment(**merged(TINY, changes))

@@ -115,7 +115,7 @@ def write_nodes(folder: Path, experiment: Experiment, **changes: Any) -> dict[in
             "device": "cpu",
             "threads": 1,
             "classes": [str(digit) for digit in range(10)],
-            "data": {"source": experiment.data.source},
+            "data": experiment.data.model_dump(include={"source", "size"}, exclude_none=True),
             "split": {
                 "num_clients": experiment.split.num_clients,
                 "alpha": experiment.split.alpha,

@@ -190,8 +190,7 @@ def test_all_mistakes_of_all_cells_are_told_at_once() -> None:
         "method = 'fedauxx': not known; did you mean fedaux or fedaux2?",
         "num_clients=4,alpha=-1 and 1 other cell: split.alpha = -1: should be greater than 0",
         "num_clients=5000,alpha=0.1 and 1 other cell: split.num_clients = 5000: more clients than "
-        "the 1438 training "
-        "examples",
+        "the 480 training examples",
     }
 
 
