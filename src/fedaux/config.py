@@ -503,8 +503,8 @@ class Federation(Section):
     """Seconds to wait for clients; the run then starts or continues with the connected clients, if
     any."""
     largest_share: Share = 0.5
-    """Largest share of all examples as which one client counts in the average and in class sums, if
-    at least three clients state theirs; 1 trusts what clients state. Simulations ignore it."""
+    """Largest share of all examples with which one client counts in the average and in class sums,
+    if at least three clients state theirs; 1 trusts what clients state. Simulations ignore it."""
     authenticated: bool = True
     """Whether nodes have keys: a client is then bound to the node that first registered it. Use
     false for Flower's simulation and for tests without keys, where a node gets a new identity at

@@ -144,12 +144,12 @@ def inference_batch(device: torch.device) -> int:
     return 4096 if device.type == "cuda" else 256
 
 
-def choose_device(name: str) -> torch.device:
-    """Return a device by name; `auto` is a GPU if one is available."""
+def choose_device(name: str, *, key: str = "engine.device") -> torch.device:
+    """Return a device by name; `auto` is a GPU if one is available. `key` is its setting."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"engine.device = {name}: no CUDA device is available; use auto or cpu")
+        raise ValueError(f"{key} = {name}: no CUDA device is available; use auto or cpu")
     return torch.device(name)
 
 

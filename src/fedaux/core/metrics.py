@@ -27,8 +27,9 @@ def evaluate(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> tu
 
 
 def information(q_NC: Tensor) -> float:
-    """Return what predictions [N, C] tell of the class, (H(mean q) - mean H(q)) / log C: 0 where
-    all are alike, 1 where all are sure and classes are balanced."""
+    """Return the information of predictions [N, C] about the class,
+    (H(mean q) - mean H(q)) / log C: 0 where all are alike, 1 where all are sure and classes are
+    balanced."""
 
     def entropy(rows: Tensor) -> Tensor:
         return -torch.xlogy(rows, rows).sum(dim=-1)

@@ -149,7 +149,7 @@ class State:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Results of the preparation phase that stay as they are."""
+    """Results of the preparation phase, which no round changes."""
 
     extractors: Mapping[str, Weights] = field(default_factory=dict)
     """h0 of each prototype, if clients release something or train heads on features."""

@@ -49,7 +49,7 @@ MOST_WEBP_PIXELS = 2**23
 """Its decoder holds four copies."""
 LONGEST_SIDE = 2**15
 MOST_SCANS = 100
-"""Of a JPEG. Each takes as long as the whole image, and forty bytes; cameras write at most ten."""
+"""Scans of a JPEG. Each takes as long as the image, and forty bytes; cameras write at most ten."""
 TILE = 0x0142, 0x0143
 """The TIFF tags of the size of a tile, which is decoded as a whole."""
 LARGE_PIXELS = 2**22

@@ -48,7 +48,7 @@ class Columns:
     fixed_width: bool = True
     """Whether the file states F, so that no single row decides it."""
     clients: NDArray[Any] | None = None
-    """Whose each row is [N], by `data.client_column`."""
+    """The client of each row [N], by `data.client_column`."""
 
 
 def count_features(section: Data) -> int:
@@ -90,7 +90,7 @@ def load_features(section: Data) -> LabelledData:
 
 
 def _by_client(owners: NDArray[Any]) -> tuple[NDArray[np.int64], ...]:
-    """Return the rows of each client, from whose each row is [N]; clients by name or number."""
+    """Return the rows of each client, clients in order, from the client of each row [N]."""
     order = np.argsort(owners, kind="stable")
     ends = np.flatnonzero(owners[order][1:] != owners[order][:-1]) + 1
     return tuple(np.split(order, ends))
@@ -103,8 +103,8 @@ def count_feature_rows(section: Data) -> int:
 
 
 def load_feature_rows(section: Data) -> tuple[LabelledData, int]:
-    """Read features for a node's training, and the number of all rows: no row has a say in what
-    becomes of another."""
+    """Read features for a node's training, and the number of all rows; whether a row is good
+    depends on that row alone."""
     with found_by("data.path", str(section.path)):
         files = _of_node(section)
         features, labels, classes, _ = _joined(files, section, row_by_row=True)
@@ -192,7 +192,7 @@ def _files(path: str, part: Part, section: Data | Auxiliary) -> Files:
 def _joined(
     files: Files, section: Data | Auxiliary, *, row_by_row: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...], NDArray[Any] | None]:
-    """Return the usable rows of several files: features, labels, classes, and whose they are.
+    """Return the usable rows of several files: features, labels, classes, and clients.
 
     Raises BadRows, unless `skip_bad` leaves them out.
     """

@@ -49,7 +49,7 @@ from fedaux.data.vocabulary_choice import vocabulary_of
 from fedaux.files import content_digest
 
 NOISE_SHAPE = (3, 32, 32)
-"""Of noise whose features are taken."""
+"""Shape of noise images for an encoder."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Source:
     count_labelled: Callable[..., int] | None = None
     load_labelled: Callable[..., LabelledData] | None = None
     load_rows: Callable[..., tuple[LabelledData, int]] | None = None
-    """Loads the good rows of a node's images, and the number of all; no row has a say in what
-    becomes of another."""
+    """Loads the good rows of a node's images, and the number of all; whether a row is good depends
+    on that row alone."""
     count_rows: Callable[[Data], int] | None = None
     """That number alone."""
     load_auxiliary: Callable[..., Tensor] | None = None
@@ -197,8 +197,8 @@ def load_own(section: Data, *, converter: Converter | None = None) -> LabelledDa
 
 
 def load_rows(section: Data, *, converter: Converter | None = None) -> tuple[LabelledData, int]:
-    """Load a node's own examples for training, and the number of all its rows: each is read, left
-    out and named by what it holds itself."""
+    """Load a node's own examples for training, and the number of all its rows; whether a row is
+    good, and its class, depend on that row alone."""
     source = SOURCES[section.source]
     if source.load_rows is None:  # embedded data, which is not private
         data = load_own(section, converter=converter)
@@ -210,7 +210,7 @@ def load_rows(section: Data, *, converter: Converter | None = None) -> tuple[Lab
 
 
 def count_rows(section: Data) -> int:
-    """Return the number of a node's rows, whatever they hold."""
+    """Return the number of a node's rows, readable or not."""
     count = SOURCES[section.source].count_rows
     return load_rows(section)[1] if count is None else count(section)
 

@@ -220,8 +220,8 @@ def _reason(message: Message, error: Exception) -> str:
 
 
 def _stated_examples(config: NodeConfig) -> int | None:
-    """Return the number of examples, as which the server counts this node at most; None on errors,
-    which requests report."""
+    """Return the number of examples, the most that the server counts for this node; None on
+    errors, which requests report."""
     from fedaux.federation import work
 
     try:

@@ -182,7 +182,7 @@ def register(
     text = public_key.read_text(encoding="utf-8")
     if fingerprint(text) == "no key":
         raise ValueError(f"{public_key}: should be a public key, as `fedaux federate key` writes")
-    port_of(folder, simulation=False)  # names a folder that is none of a federation
+    port_of(folder, simulation=False)  # raises for a folder of something else
     bind(folder / REGISTRY, client=client, key=text, replace=replace)
     processes.register_key(folder, public_key)
     typer.echo(f"client {client}: {fingerprint(text)}")

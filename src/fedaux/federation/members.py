@@ -116,10 +116,10 @@ class Members:
         return stated
 
     def plausible_examples(self, client: int) -> int:
-        """Return the most examples that a client may count as in an average.
+        """Return the most examples with which a client may count in an average.
 
-        That is a share s of all, s / (1 - s) of what the others state; without two others there
-        is nothing to compare with.
+        That is a share s of all examples, s / (1 - s) of the examples that the others state;
+        without two others there is nothing to compare with.
         """
         others = [stated for one, stated in self._stated.items() if stated and one != client]
         share = self._section.largest_share

@@ -52,8 +52,8 @@ class NodePrivacy(Section):
     is for DP-SGD and counts scores at a little more than they state. Choose before the node is
     first used."""
     mechanisms: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = ("mean", "paper")
-    """Allowed mechanisms. `classes`, `counts` and `heads` are within the budget as well, and also
-    tell of labels; `released-code` and `none` are not private and not covered by the budget."""
+    """Allowed mechanisms. The budget covers `classes`, `counts` and `heads` too, which also
+    reveal labels; `released-code` and `none` are not private and not covered by the budget."""
     noise: Literal["secure", "simulated"] = "secure"
     """`simulated` noise can be computed by the server, so it is not private: for trials only."""
     plain_updates: bool = False
@@ -168,7 +168,7 @@ def load_started(path: Path, *, partition: int | None = None) -> NodeConfig:
 
 
 def changed_since(path: Path, digest: str) -> bool:
-    """Return whether a file is not the one with this digest any more."""
+    """Return whether a file no longer has this digest."""
     try:
         return _sha256(path.read_bytes()) != digest
     except OSError:

@@ -23,7 +23,7 @@ writes."""
 MOST_TURNED_AWAY = 20
 """Nodes that were turned away and are listed, the latest."""
 PROCESS_GONE = "the run's process is gone; continue with resume=true"
-"""Of a run whose status is `running` and whose directory no process has locked."""
+"""Reason for a run whose status is `running` and whose directory no process has locked."""
 
 
 class StatusCallback:
@@ -69,7 +69,7 @@ class StatusCallback:
         }
 
     def asked(self, clients: Iterable[int], *, what: str, round: int, epochs: int = 0) -> None:
-        """These clients have a request: to train for so many epochs, or for none."""
+        """These clients have a request, to train for `epochs` if it is one to train."""
         with self._lock:
             for client in clients:
                 self._clients[client] |= {

@@ -59,7 +59,7 @@ class Terms(Section):
     channel_mean: tuple[float, ...] = ()
     channel_deviation: tuple[Positive, ...] = ()
     batch_size: Count | None = None
-    """Of inference."""
+    """Batch size of inference."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
 
 
@@ -73,9 +73,9 @@ class RehearsalTerms(Section):
     """Public images that the node rehearses; their soft labels come with every message."""
 
     examples: Count
-    """How many there are."""
+    """Number of images."""
     batch_size: Count
-    """How many join each batch."""
+    """Number of them in each batch."""
     digest: Digest
     """Digest of the images, which the node has, or which come with the message."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import Data, Engine, Local
 from fedaux.core.client import BLANK, Client, release_stream
-from fedaux.core.compute import Compute, compute_for
+from fedaux.core.compute import Compute, choose_device, compute_for
 from fedaux.core.dpsgd import check_ready, refusal_of, update_entry
 from fedaux.core.messages import ClientRelease, Update, Weights
 from fedaux.core.plain_backend import PlainBackend, PlainPredictor
@@ -410,7 +410,7 @@ def _computing(
     """Return how this node computes, with its own number of threads."""
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    compute = compute_for(engine, choose(config.device), data)
+    compute = compute_for(engine, choose_device(config.device, key="device"), data)
     if not alone:
         return compute
     # Equal examples should have equal results, whatever a GPU finds fastest today.
@@ -423,13 +423,6 @@ def built(terms: Terms, compute: Compute) -> SplitModel:
     """Return the model of the terms with initial weights."""
     with seeding.initialisation(terms.seed, part=terms.prototype.name):
         return compute.place(_made(terms))
-
-
-def choose(name: str) -> torch.device:
-    """Return the node's device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
 
 
 def placed(tensors: Mapping[str, Tensor], compute: Compute) -> dict[str, Tensor]:

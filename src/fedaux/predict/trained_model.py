@@ -235,7 +235,7 @@ def _unfit(file: Path, card: Card, why: str) -> ValueError:
 
 
 def _vocabulary(tokenizer: str, card: Card, file: Path) -> Vocabulary:
-    """Return the tokenizer of a file. Raises ValueError if it is not the one of its card."""
+    """Return the tokenizer of a file. Raises ValueError if the card names another one."""
     vocabulary = Vocabulary(tokenizer, str(file))
     if vocabulary.digest != (card["input"].get("tokenizer") or {}).get("digest"):
         raise ValueError(f"{file}: damaged (its tokenizer is not the one of its card)")

@@ -21,7 +21,7 @@ from fedaux.data.vocabulary import BEGIN, END, MASK, PAD_ID, Vocabulary
 DEVIATION = 0.02
 """Standard deviation of a head's initial weights, as BERT."""
 MASKED_UNTIL, RANDOM_UNTIL = 0.8, 0.9
-"""Of the positions to predict, 80 % show the mask, 10 % a random token, the rest their own."""
+"""80 % of the positions to predict show the mask, 10 % a random token, the rest their own."""
 
 
 class LanguageHead(nn.Module):

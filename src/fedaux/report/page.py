@@ -161,7 +161,7 @@ def _header(runs: Runs) -> str:
 
 
 def _verdict(runs: Runs) -> str:
-    """Return how far methods differ at one setting."""
+    """Return the differences between methods at one setting."""
     if runs.keys:
         return ""
     accuracies: dict[str, dict[int, float]] = {}

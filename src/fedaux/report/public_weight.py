@@ -16,9 +16,9 @@ class Spread:
     """The mean weight on public data in one method and seed, over rounds."""
 
     by_client: Mapping[int, float]
-    """Of each client, over the rounds in which it taught."""
+    """The weight of each client, over the rounds in which it taught."""
     by_class: Sequence[float]
-    """Of each class: its share of the soft labels."""
+    """The share of each class in the soft labels."""
     teachers: float
     """The number of clients that teach in a round."""
 

@@ -34,7 +34,7 @@ def verdict(accuracies: Accuracies, *, test_examples: int | None = None) -> Tabl
     """Return by how many points each method is above each less accurate one; None for one method.
 
     Methods are compared over the seeds that both have. A difference within its standard error, over
-    seeds or over so many test examples, is called a tie.
+    seeds or over the test examples, is called a tie.
     """
     means = {name: fmean(own.values()) for name, own in accuracies.items() if own}
     names = sorted(means, key=lambda name: -means[name])[:MOST_METHODS]

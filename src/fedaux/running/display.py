@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LINE_SECONDS = 2.0
 """Minimum time between two lines of progress if the output is not a terminal."""
 MOST_CLASSES = 20
-"""Of more classes than this, a table of a split has no columns."""
+"""With more classes than this, the table of a split has no column for each."""
 
 
 def live_bar(console: Console, *columns: ProgressColumn) -> Progress:
@@ -109,7 +109,7 @@ def _largest(counts: NDArray[np.int64], classes: Sequence[str]) -> tuple[str, st
 
 
 def verdict_table(directory: Path) -> TerminalTable | None:
-    """Return by how far methods differ; None if there is one method."""
+    """Return the differences between methods; None if there is one method."""
     lines = (directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     examples = read_json(directory / "data.json")["test"]["examples"]
     table = verdict(last_accuracies(map(json.loads, lines)), test_examples=examples)

@@ -114,7 +114,7 @@ class ProgressDisplay(SweepCallback):
             if event.get("clients_dropped"):
                 names = cell.experiment.data.client_names
                 if asks_of(event["method"]).shares == "data":
-                    names = ()  # its one client is none of them
+                    names = ()  # its one client has no name
                 labels = [client_label(int(one), names) for one in event["clients_dropped"]]
                 where += f", dropped {', '.join(labels)}"
             if event.get("model_kept"):

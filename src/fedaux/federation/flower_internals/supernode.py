@@ -88,7 +88,7 @@ class Watch:
 def refused(
     status: int, headers: Mapping[str, str], text: str, *, skew: float | None
 ) -> str | None:
-    """Return why the server does not accept this node any more; None if it does.
+    """Return why the server no longer accepts this node; None if it does.
 
     `skew` is by how many seconds this machine's clock is ahead of the server's.
     """
