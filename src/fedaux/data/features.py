@@ -25,6 +25,7 @@ from fedaux.data.tables import (
     LABEL_COLUMNS,
     BadRows,
     find_column,
+    find_label,
     found_by,
     key_of,
     name_labels,
@@ -269,13 +270,7 @@ def _of_arrays(
         return None
     labels: list[object] | None = None
     if isinstance(section, Data) and len(plain) > 1:
-        name = find_column(
-            plain,
-            given=section.label_column,
-            names=NUMBERS_IN_LABELS,
-            setting="data.label_column",
-            where=file,
-        )
+        name = find_label(plain, section, where=file, names=NUMBERS_IN_LABELS)
         if prefix + name not in arrays:
             raise ValueError(f"{file}: has {prefix}{column}, but no {prefix}{name}")
         found = arrays[prefix + name]()
@@ -369,13 +364,7 @@ def _parquet(file: Path, part: Part, section: Data | Auxiliary) -> Columns | Non
     labelled = section.label_column if isinstance(section, Data) else None
     label = labelled or next((name for name in NUMBERS_IN_LABELS if name in schema.names), None)
     if isinstance(section, Data) and label not in schema.names:
-        find_column(
-            schema.names,
-            given=labelled,
-            names=NUMBERS_IN_LABELS,
-            setting="data.label_column",
-            where=file,
-        )
+        find_label(schema.names, section, where=file, names=NUMBERS_IN_LABELS)
     owner = section.client_column if isinstance(section, Data) else None
     numeric = [
         name

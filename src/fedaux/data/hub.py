@@ -10,7 +10,7 @@ from fedaux.config import Auxiliary, Data
 from fedaux.data.checkpoints import hub_name
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import no_such_split, part_names
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts, key_of
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_content, find_label, joined_texts, key_of
 from fedaux.formatting import optional
 
 
@@ -43,13 +43,8 @@ def _open_split(split: Any, section: Data | Auxiliary, *, texts: bool, where: st
     )
     label = None
     if isinstance(section, Data):
-        label = find_column(
-            split.column_names,
-            given=section.label_column,
-            names=(*LABEL_COLUMNS, *kinds[ClassLabel]),
-            setting="data.label_column",
-            where=where,
-        )
+        usual = (*LABEL_COLUMNS, *kinds[ClassLabel])
+        label = find_label(split.column_names, section, where=where, names=usual)
     encoded = split.select_columns(list(content))
     if not texts:
         encoded = encoded.cast_column(content[0], Image(decode=False))

@@ -17,7 +17,7 @@ from typing import Any
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Content, Entry, is_decodable
 from fedaux.data.folders import part_files
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
+from fedaux.data.tables import Table, find_content, find_label, joined_texts
 from fedaux.data.texts import NOT_UNICODE, encoding_of
 
 MAX_PATH_LENGTH = 1000
@@ -180,15 +180,7 @@ def _open_rows(
         found = "has a header and no rows" if columns else "is empty"
         raise ValueError(f"{files[0]}: {found}; should have a row for each example")
     content = find_content(columns, section, texts=texts, where=files[0])
-    label = None
-    if isinstance(section, Data):
-        label = find_column(
-            columns,
-            given=section.label_column,
-            names=LABEL_COLUMNS,
-            setting="data.label_column",
-            where=files[0],
-        )
+    label = find_label(columns, section, where=files[0]) if isinstance(section, Data) else None
     entries: list[Entry]
     if texts:
         entries = [

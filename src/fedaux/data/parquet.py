@@ -10,7 +10,7 @@ from typing import Any
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import Entry
 from fedaux.data.folders import part_files
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content, joined_texts
+from fedaux.data.tables import LABEL_COLUMNS, Table, find_content, find_label, joined_texts
 from fedaux.data.wordnet import WNID
 from fedaux.formatting import optional
 
@@ -30,13 +30,8 @@ def open_parquet(path: str, part: str, section: Data | Auxiliary, texts: bool) -
     )
     label = None
     if isinstance(section, Data):
-        label = find_column(
-            schema.names,
-            given=section.label_column,
-            names=(*LABEL_COLUMNS, *_of_type(features, "ClassLabel")),
-            setting="data.label_column",
-            where=files[0],
-        )
+        usual = (*LABEL_COLUMNS, *_of_type(features, "ClassLabel"))
+        label = find_label(schema.names, section, where=files[0], names=usual)
     for file, others in zip(files, opened, strict=True):
         if missing := [
             name

@@ -21,7 +21,7 @@ from fedaux.config import Data
 from fedaux.data.decoding import is_decodable
 from fedaux.data.folders import part_files
 from fedaux.data.lines import Row, content_of, row_of_json
-from fedaux.data.tables import LABEL_COLUMNS, Table, find_column, find_content
+from fedaux.data.tables import Table, find_content, find_label
 from fedaux.data.texts import NOT_UNICODE
 
 MOST_ROW_BYTES = 2**25
@@ -71,13 +71,7 @@ def _csv_rows(file: Path, section: Data) -> Iterator[Row]:
     except ValueError as error:
         raise ValueError(f"{file}: its header is {error}") from error
     (image,) = find_content(header, section, texts=False, where=file)
-    label = find_column(
-        header,
-        given=section.label_column,
-        names=LABEL_COLUMNS,
-        setting="data.label_column",
-        where=file,
-    )
+    label = find_label(header, section, where=file)
     for number, line in enumerate(lines):
         where = f"{file}, row {number}"
         try:

@@ -412,6 +412,18 @@ def find_column(
     raise ValueError(f"{where}: has no column {names[0]}; it has {held}; set {setting}")
 
 
+def find_label(
+    columns: Sequence[str],
+    section: Data,
+    *,
+    where: Path | str,
+    names: Sequence[str] = LABEL_COLUMNS,
+) -> str:
+    """Return the given column of labels, or the first with one of the usual names."""
+    given, setting = section.label_column, "data.label_column"
+    return find_column(columns, given=given, names=names, setting=setting, where=where)
+
+
 def _first_rows(blocks: Iterator[DecodedBlock], size: int) -> Iterator[DecodedBlock]:
     """Yield `size` good rows, and the bad ones before the last of them."""
     left = size
