@@ -19,7 +19,13 @@ from torch import Tensor
 from fedaux.config import Auxiliary, Data
 from fedaux.data import notes
 from fedaux.data.folders import part_files
-from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
+from fedaux.data.labelled import (
+    LabelledData,
+    count_training,
+    hold_out,
+    renumbered,
+    union_of_classes,
+)
 from fedaux.data.parquet import parquet_file
 from fedaux.data.tables import (
     LABEL_COLUMNS,
@@ -31,7 +37,6 @@ from fedaux.data.tables import (
     name_labels,
     number_labels,
 )
-from fedaux.data.tensors import count_training, hold_out
 from fedaux.formatting import optional
 
 FEATURE_COLUMNS = ("features", "embeddings", "embedding", "feature", "x")
@@ -109,8 +114,8 @@ def load_feature_rows(section: Data) -> tuple[LabelledData, int]:
     with found_by("data.path", str(section.path)):
         files = _of_node(section)
         features, labels, classes, _ = _joined(files, section, row_by_row=True)
-    images, none = torch.from_numpy(features), torch.zeros(0, dtype=torch.int64)
-    data = LabelledData(images, torch.from_numpy(labels), images[:0], none, classes)
+    images, numbers = torch.from_numpy(features), torch.from_numpy(labels)
+    data = LabelledData.for_training(images, numbers, classes)
     return data, sum(len(columns.features) for _, columns in files)
 
 

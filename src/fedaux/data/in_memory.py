@@ -15,9 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data.decoding import GREY_MODES
-from fedaux.data.labelled import LabelledData
+from fedaux.data.labelled import LabelledData, count_training
 from fedaux.data.sources import Source
-from fedaux.data.tensors import count_training, hold_out
 
 NAME = "python"
 """The value of `data.source` and `auxiliary.source` for data in memory."""
@@ -111,14 +110,8 @@ class InMemory:
             own = self.clients[section.path]
             classes = named(own)
             if self.test is None:
-                test, train = hold_out(len(own.labels), fraction=section.test_fraction)
-                return LabelledData(
-                    own.images[train],
-                    own.labels[train],
-                    own.images[test],
-                    own.labels[test],
-                    classes,
-                )
+                data = LabelledData.for_training(own.images, own.labels, classes)
+                return data.held_out(section.test_fraction)
             # All clients share the test data: the first one brings it.
             first = section.path == next(iter(self.clients))
             size = len(self.test.labels) if first else 0

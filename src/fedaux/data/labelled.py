@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedaux import seeding
+from fedaux.config import Data
 from fedaux.data.vocabulary import Vocabulary
 
 
@@ -33,6 +34,21 @@ class LabelledData:
     """The vocabulary of the token ids."""
     encoder: Mapping[str, Any] | None = None
     """The card of the encoder that made features."""
+
+    @classmethod
+    def for_training(cls, images: Tensor, labels: Tensor, classes: tuple[str, ...]) -> LabelledData:
+        """Return data without test examples."""
+        return cls(images, labels, images[:0], labels[:0], classes)
+
+    def held_out(self, fraction: float) -> LabelledData:
+        """Move a share of the training examples to the test data; see `hold_out`."""
+        test, train = map(torch.from_numpy, hold_out(len(self.labels), fraction=fraction))
+        images, labels = self.images, self.labels
+        return replace(
+            LabelledData.for_training(images[train], labels[train], self.classes),
+            test_images=images[test],
+            test_labels=labels[test],
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -74,6 +90,18 @@ class LabelledData:
             validation=(self.images[held], self.labels[held]),
             clients=clients,
         )
+
+
+def hold_out(size: int, *, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return indices of test and training examples, the same for every seed."""
+    order = seeding.generator(0, "test set").permutation(size)
+    num_test = min(max(1, round(fraction * size)), size - 1) if fraction > 0 else 0
+    return np.sort(order[:num_test]), np.sort(order[num_test:])
+
+
+def count_training(total: int, section: Data) -> int:
+    """Return how many of all examples remain for training if a test set is held out."""
+    return total - len(hold_out(total, fraction=section.test_fraction)[0])
 
 
 def input_shape(examples: Tensor, vocabulary: Vocabulary | None) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from fedaux.data.features import (
 )
 from fedaux.data.folders import open_folder
 from fedaux.data.hub import open_hub
-from fedaux.data.labelled import LabelledData, renumbered, union_of_classes
+from fedaux.data.labelled import LabelledData, count_training, renumbered, union_of_classes
 from fedaux.data.lines import open_csv, open_jsonl, open_lines
 from fedaux.data.parquet import open_parquet
 from fedaux.data.rows import open_csv_rows, open_folder_rows, open_jsonl_rows
@@ -37,8 +37,6 @@ from fedaux.data.tables import BadRows, Converter, Examples, Opener, Table, foun
 from fedaux.data.tensors import (
     count_tensor_rows,
     count_tensors,
-    count_training,
-    hold_out,
     load_public_tensors,
     load_tensor_rows,
     load_tensors,
@@ -358,14 +356,8 @@ def _converted(
 
 def _load_digits(section: Data) -> LabelledData:
     images, labels = embedded.digits()
-    test, train = hold_out(len(labels), fraction=section.test_fraction)
-    return LabelledData(
-        images=torch.from_numpy(images[train]),
-        labels=torch.from_numpy(labels[train]),
-        test_images=torch.from_numpy(images[test]),
-        test_labels=torch.from_numpy(labels[test]),
-        classes=tuple(str(digit) for digit in range(10)),
-    )
+    examples = Examples(images, labels, tuple(map(str, range(10))))
+    return _of(examples).held_out(section.test_fraction)
 
 
 def _load_letters(section: Auxiliary) -> Tensor:
@@ -442,21 +434,14 @@ def _from_files(
             with found_by(setting, path):
                 tested = read(test, section, name=name, converter=converter, size=section.test_size)
                 return _assembled(examples, tested)
-        chosen, rest = hold_out(len(examples.labels), fraction=section.test_fraction)
-        images, labels, classes = examples.images, examples.labels, examples.classes
-        return _assembled(
-            Examples(images[rest], labels[rest], classes),
-            Examples(images[chosen], labels[chosen], classes),
-        )
+        return _of(examples).held_out(section.test_fraction)
 
     def load_rows(section: Data, converter: Converter | None = None) -> tuple[LabelledData, int]:
         assert open_rows is not None, "a node reads no other sources"
         with found_by("data.path", str(section.path)):
             table, name = open_rows(section), f"data.path = {section.path}"
             examples = read(table, section, name=name, converter=converter, row_by_row=True)
-        images, labels = torch.from_numpy(examples.images), torch.from_numpy(examples.labels)
-        data = LabelledData(images, labels, images[:0], labels[:0], examples.classes)
-        return data, table.size
+        return _of(examples), table.size
 
     def open_public(section: Auxiliary, texts: bool = True) -> Table:
         assert section.path is not None, "checked before a run"
@@ -493,6 +478,11 @@ def _from_files(
         load_auxiliary=load_unlabelled,
         open_public=open_public if general else None,
     )
+
+
+def _of(examples: Examples) -> LabelledData:
+    images, labels = torch.from_numpy(examples.images), torch.from_numpy(examples.labels)
+    return LabelledData.for_training(images, labels, examples.classes)
 
 
 def _assembled(train: Examples, test: Examples) -> LabelledData:

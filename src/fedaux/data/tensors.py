@@ -10,9 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedaux import seeding
 from fedaux.config import Auxiliary, Data
-from fedaux.data.labelled import LabelledData
+from fedaux.data.labelled import LabelledData, count_training, hold_out
 from fedaux.data.tables import name_labels, refuse_gaps
 from fedaux.data.texts import Texts
 from fedaux.data.vocabulary import METADATA, Vocabulary, inside_of
@@ -38,18 +37,6 @@ def save_tokens(folder: Path, data: LabelledData, public: Tensor) -> tuple[Path,
     save_tensors(paths[0], private, metadata=tokenizer | classes)
     save_tensors(paths[1], {"texts": public.to(kind)}, metadata=tokenizer)
     return paths
-
-
-def hold_out(size: int, *, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return indices of test and training examples, the same for every seed."""
-    order = seeding.generator(0, "test set").permutation(size)
-    num_test = min(max(1, round(fraction * size)), size - 1) if fraction > 0 else 0
-    return np.sort(order[:num_test]), np.sort(order[num_test:])
-
-
-def count_training(total: int, section: Data) -> int:
-    """Return how many of all examples remain for training if a test set is held out."""
-    return total - len(hold_out(total, fraction=section.test_fraction)[0])
 
 
 def count_tensors(section: Data, texts: bool = False) -> int:
@@ -114,11 +101,8 @@ def load_tensor_rows(section: Data) -> tuple[LabelledData, int]:
         raise ValueError(f"{key}: tensor labels should be {len(images)} numbers, one per image")
     labels, classes, bad = name_labels(tensors["labels"].tolist(), classes=None)
     good = [row for row in range(len(labels)) if row not in bad]
-    no_labels = torch.zeros(0, dtype=torch.int64)
-    data = LabelledData(
-        images[good], torch.from_numpy(labels)[good], images[:0], no_labels, classes
-    )
-    return data, len(labels)
+    numbers = torch.from_numpy(labels)[good]
+    return LabelledData.for_training(images[good], numbers, classes), len(labels)
 
 
 def load_public_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:

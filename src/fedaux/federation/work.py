@@ -371,13 +371,7 @@ def own_data(config: NodeConfig) -> tuple[LabelledData, int]:
         generator=seeding.generator(split.seed, "split"),
     )
     rows = torch.from_numpy(parts[config.number])
-    own = LabelledData(
-        data.images[rows],
-        data.labels[rows],
-        data.test_images[:0],
-        data.test_labels[:0],
-        data.classes,
-    )
+    own = LabelledData.for_training(data.images[rows], data.labels[rows], data.classes)
     return own, len(rows)
 
 
