@@ -15,9 +15,14 @@ from helpers.federations import federation, written_out
 
 from fedaux.core.algorithms import asks_of
 from fedaux.core.algorithms.by_class import class_shares
-from fedaux.core.algorithms.fedaux2 import INFORMATIVE, balanced
 from fedaux.core.messages import Member
-from fedaux.core.soft_labels import mixture, score_weights, share_weights
+from fedaux.core.soft_labels import (
+    INFORMATIVE,
+    balanced,
+    mixture,
+    score_weights,
+    share_weights,
+)
 
 LOGITS = torch.from_numpy(
     np.random.default_rng(0).normal(0, 3, (3, 5, 4))

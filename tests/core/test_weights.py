@@ -10,6 +10,7 @@ from torch.nn import functional
 from fedaux.core.algorithms.by_class import class_shares, head_by_class, smoothed
 from fedaux.core.messages import Member
 from fedaux.core.metrics import evaluate, measure
+from fedaux.core.task import State
 from fedaux.core.weights import AVERAGES, average, clip_updates
 
 RNG = np.random.default_rng(0)
@@ -68,9 +69,10 @@ def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:
     swings = [0.0, *(3.0 + (-1.0) ** number for number in range(40))]
     for series in (values, swings):
         models = [{"w": torch.tensor([value]), "count": torch.tensor(7)} for value in series]
-        made, expected = None, series[1]
+        state, expected = State(0, {"net": models[0]}), series[1]
         for number in range(1, len(series)):
-            made = smoothed(made, models[number - 1], models[number], decay=0.8, round=number)
+            (made,) = smoothed(state, {"net": models[number]}, 0.8, round=number).values()
+            state = state.next({"net": models[number]}).carry("final", {"net": made})
             if number > 1:
                 kept = 0.8 * min(1, number / 30)
                 middle = (series[number - 1] + series[number]) / 2

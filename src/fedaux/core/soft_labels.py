@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from fedaux.core.messages import Member
 
 Mix = Literal["probabilities", "logits"]
+INFORMATIVE = 0.25
+"""Information about the class from which soft labels are not balanced, in units of log C."""
 
 
 def mixture(members: Sequence[Member], weights: Tensor, *, of: Mix = "probabilities") -> Tensor:
@@ -42,6 +45,21 @@ def score_weights(members: Sequence[Member], log_scores: Tensor) -> Tensor:
     """
     log_shares = torch.tensor([member.share for member in members]).to(log_scores).log()
     return torch.softmax(log_scores + log_shares[:, None], dim=0).to(torch.float32)
+
+
+def balanced(labels: Tensor, prior: Tensor) -> Tensor:
+    """Return soft labels p(c | x) [N, C] with class shares m moved towards a prior P [C].
+
+    p(c | x) (P(c) / m_c)^t, normalised, with t = max(0, 1 - I / (INFORMATIVE log C)). I = H(m) -
+    mean_x H(p(. | x)) is what labels tell about single examples. Where that is little, m shows the
+    clients' leanings; where it is much, the public examples' classes.
+    """
+    shares = labels.mean(dim=0)
+    entropies = [-torch.xlogy(own, own).sum(dim=-1) for own in (shares, labels)]
+    informed = (entropies[0] - entropies[1].mean()) / math.log(max(2, labels.shape[1]))
+    strength = (1 - informed / INFORMATIVE).clamp(min=0)
+    moved = labels * (prior.to(labels) / shares.clamp_min(1e-12)).pow(strength)
+    return moved / moved.sum(dim=1, keepdim=True)
 
 
 def problem_of_labels(labels: object, *, shape: tuple[int, int]) -> str | None:

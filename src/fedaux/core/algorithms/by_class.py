@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedaux.core.messages import Member, Weights
+from fedaux.core.task import State
 from fedaux.core.weights import clones
 
 SETTLED = 30
@@ -40,22 +41,26 @@ def head_by_class(weights: Sequence[Weights], shares: Tensor, *, before: Weights
 
 
 def smoothed(
-    average: Weights | None, last: Weights, weights: Weights, *, decay: float, round: int
-) -> Weights:
-    """Return d * average + (1 - d) * (last + weights) / 2 with d = decay * min(1, round / 30);
-    counters are the newest.
+    state: State, models: Mapping[str, Weights], decay: float, round: int
+) -> dict[str, Weights]:
+    """Return d * average + (1 - d) * (last + model) / 2 of each prototype with d = decay * min(1,
+    round / 30); the average is what the state carries as "final". Counters are the newest.
 
     With a server rate above 1 models swing from round to round, and the middle of two is better
     than either (FedExP, Jhunjhunwala et al. 2023). The first rounds are forgotten sooner, so that
     the average does not lag behind.
     """
-    if average is None:
-        return clones(weights)  # a checkpoint holds both
-    names = [name for name, tensor in weights.items() if tensor.is_floating_point()]
-    share = 1.0 - decay * min(1.0, round / SETTLED)
-    middle = torch._foreach_lerp(
-        [last[name] for name in names], [weights[name] for name in names], 0.5
-    )
-    mixed = torch._foreach_lerp([average[name] for name in names], middle, share)
-    others = {name: tensor.clone() for name, tensor in weights.items() if name not in names}
-    return {**others, **dict(zip(names, mixed, strict=True))}
+    averages, share = state.carried("final"), 1.0 - decay * min(1.0, round / SETTLED)
+    found = {}
+    for name, weights in models.items():
+        if name not in averages:
+            found[name] = clones(weights)  # a checkpoint holds both
+            continue
+        keys = [key for key, tensor in weights.items() if tensor.is_floating_point()]
+        average, last, own = (
+            [group[key] for key in keys] for group in (averages[name], state.models[name], weights)
+        )
+        mixed = torch._foreach_lerp(average, torch._foreach_lerp(last, own, 0.5), share)
+        others = {key: tensor.clone() for key, tensor in weights.items() if key not in keys}
+        found[name] = {**others, **dict(zip(keys, mixed, strict=True))}
+    return found

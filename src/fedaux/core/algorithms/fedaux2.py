@@ -10,7 +10,6 @@ because an average of networks is not their ensemble (docs/methods.md).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -33,14 +32,12 @@ from fedaux.core.algorithms.scaffold import (
 from fedaux.core.asks import Asks
 from fedaux.core.messages import Member, Weights
 from fedaux.core.server import Server, kept_logits
-from fedaux.core.soft_labels import share_weights
+from fedaux.core.soft_labels import balanced, share_weights
 from fedaux.core.task import State
 from fedaux.core.weights import server_step
 
 FEW_STEPS = 20
 """Local steps in a round up to which networks see examples of missing classes as half of all."""
-INFORMATIVE = 0.25
-"""Information about the class from which soft labels are not balanced, in units of log C."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +112,10 @@ class FedAux2(FedAvg):
             labels = self.labels(server, state, members, beliefs)
             models = server.distill(models, labels)
             kept = kept_logits(members, server.log.answered) if self.memory else {}
-        final = self._smoothed(state, models, server.log.round)
-        return state.next(models).remember(kept).carry("final", final)
+        after = state.next(models).remember(kept)
+        if self.smoothing == 0:
+            return after
+        return after.carry("final", smoothed(state, models, self.smoothing, server.log.round))
 
     def problems(self, settings: ExperimentFields) -> list[str]:
         """Refuse heads whose gradients cannot be corrected; DP-SGD does without."""
@@ -199,31 +198,3 @@ class FedAux2(FedAvg):
         estimates = server.scorer.class_estimates(state.releases).values()
         prior = torch.stack([estimate.prior for _, estimate in estimates]).mean(dim=0)
         return balanced(server.mix(members, weights), prior)
-
-    def _smoothed(
-        self, state: State, models: Mapping[str, Weights], number: int
-    ) -> dict[str, Weights]:
-        """Return the average of the server models over rounds, if it is asked for."""
-        before = state.carried("final")
-        return {
-            name: smoothed(
-                before.get(name), state.models[name], own, decay=self.smoothing, round=number
-            )
-            for name, own in models.items()
-            if self.smoothing > 0
-        }
-
-
-def balanced(labels: Tensor, prior: Tensor) -> Tensor:
-    """Return soft labels p(c | x) [N, C] with class shares m moved towards a prior P [C].
-
-    p(c | x) (P(c) / m_c)^t, normalised, with t = max(0, 1 - I / (INFORMATIVE log C)). I = H(m) -
-    mean_x H(p(. | x)) is what labels tell about single examples. Where that is little, m shows the
-    clients' leanings; where it is much, the public examples' classes.
-    """
-    shares = labels.mean(dim=0)
-    entropies = [-torch.xlogy(own, own).sum(dim=-1) for own in (shares, labels)]
-    informed = (entropies[0] - entropies[1].mean()) / math.log(max(2, labels.shape[1]))
-    strength = (1 - informed / INFORMATIVE).clamp(min=0)
-    moved = labels * (prior.to(labels) / shares.clamp_min(1e-12)).pow(strength)
-    return moved / moved.sum(dim=1, keepdim=True)
