@@ -467,7 +467,7 @@ def test_a_federation_with_an_encoders_file_comes_to_the_simulators_figures(
         for key in ("accuracy", "loss", "local_loss", "clients_answered", "bytes_up"):
             assert real[key] == pytest.approx(simulated[key], rel=1e-4), key
     settings["encoder"]["resize"] = "crop"  # another digest: nodes refuse
-    with pytest.raises(ValueError, match="the encoder of this node is not that"):
+    with pytest.raises(ValueError, match="the encoder of this node is not the encoder"):
         federate(Experiment(**settings), LoopbackGrid(nodes), path=tmp_path / "other", resume=False)
 
 
