@@ -8,19 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.encoders import image_encoder
 from helpers.paths import ROOT
 from helpers.typing_commands import typed
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 
 
-def executed(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Execute a notebook in a folder; return the outputs of all cells."""
+def executed(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, *changes: tuple[str, str]
+) -> list[Any]:
+    """Execute a notebook in a folder, with changes of its text; return the outputs of all cells."""
     nbclient = pytest.importorskip("nbclient", reason="the extra dev is not installed")
     nbformat = pytest.importorskip("nbformat", reason="the extra dev is not installed")
     pytest.importorskip("ipykernel", reason="the extra dev is not installed")
     monkeypatch.setenv("FEDAUX_CACHE", str(folder / "cache"))
-    notebook = nbformat.read(path, as_version=4)
+    text = path.read_text(encoding="utf-8")
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    notebook = nbformat.reads(text, as_version=4)
     context = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources=context
@@ -29,7 +36,11 @@ def executed(path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def test_notebooks_are_stored_without_outputs() -> None:
-    assert [path.name for path in NOTEBOOKS] == ["privacy.ipynb", "quickstart.ipynb"]
+    assert [path.name for path in NOTEBOOKS] == [
+        "encoder.ipynb",
+        "privacy.ipynb",
+        "quickstart.ipynb",
+    ]
     page = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     for path in NOTEBOOKS:
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
@@ -74,6 +85,22 @@ def test_privacy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert accuracy("fedaux-2.0") > accuracy("fedaux-0.05")
     assert accuracy("fedaux-2.0") > accuracy("feddf+p")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_heads_on_a_small_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_encoder(tmp_path / "vit")
+    outputs = executed(
+        ROOT / "examples/encoder.ipynb",
+        tmp_path,
+        monkeypatch,
+        ('\\"efficientnet-lite0\\"', '\\"hf:./vit\\"'),
+        ("[0, 1, 2]", "[0]"),
+        ("[0.3, 1.0, 3.0, 10.0]", "[10.0]"),
+    )
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert "private-head" in json.dumps(outputs)
 
 
 @pytest.mark.slow

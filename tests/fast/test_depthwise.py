@@ -3,8 +3,9 @@ test_gpu.py."""
 
 from __future__ import annotations
 
+import pytest
 import torch
-from helpers.interpreting import interpreted, needs_triton
+from helpers.interpreting import interpreted
 from torch import nn
 
 from fedaux.core.compute import Compute
@@ -12,7 +13,7 @@ from fedaux.fast import FastBackend, depthwise
 from fedaux.models.convolutional import DepthwiseConvolution
 
 
-@needs_triton
+@pytest.mark.kernels
 def test_kernels_are_the_convolution_and_its_gradients() -> None:
     interpreted("compare_depthwise.py")
 

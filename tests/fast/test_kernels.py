@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 from helpers.experiments import IMAGE_MODELS
-from helpers.interpreting import interpreted, needs_triton
+from helpers.interpreting import interpreted
 from torch import nn
 
 from fedaux.core.compute import Compute
@@ -23,14 +23,13 @@ from fedaux.models.resnet import WIDTHS
 IMAGES = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
 
 
-@needs_triton
-@pytest.mark.slow
+@pytest.mark.kernels
 def test_a_distillation_by_kernels_is_the_plain_one() -> None:
     interpreted("compare_training.py", "distillation")
 
 
-@needs_triton
 def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
+    pytest.importorskip("triton", reason="needs Triton, which comes with torch for GPUs")
     from fedaux.fast.triton.steps import BatchedSteps
 
     model = MODELS["resnet8"]((1, 32, 32), 7)
@@ -56,14 +55,12 @@ def test_what_a_client_is_given_is_what_it_has_and_nobody_else() -> None:
     assert not any(bool(value.any()) for value in steps.optimizer_state(1).values())
 
 
-@needs_triton
-@pytest.mark.slow
+@pytest.mark.kernels
 def test_clients_trained_by_kernels_are_those_of_the_plain_loop() -> None:
     interpreted("compare_training.py", "training")
 
 
-@needs_triton
-@pytest.mark.slow
+@pytest.mark.kernels
 def test_adjusted_logits_and_rehearsed_rows_by_kernels_are_those_of_the_plain_loop() -> None:
     interpreted("compare_training.py", "objectives")
 

@@ -269,7 +269,7 @@ def test_bytes_on_the_wire_are_the_simulators_account(tmp_path: Path, wire: str)
         method=["fedavg"],
         split={"num_clients": 1, "alpha": 1.0},
         prototypes=[{"name": "resnet8", "model": "resnet8", "options": {}}],
-        data={"test_fraction": 0.98},
+        data={"size": 36, "test_fraction": 0.98},
         federation={"wire": wire},
     )
     with Federation(tmp_path / "trial", settings) as federation:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.experiments import tiny
+from helpers.experiments import WHOLE, tiny
 
 import fedaux
 from fedaux.config import Experiment
@@ -279,6 +279,7 @@ def test_private_updates_are_counted_and_refused_at_once_beyond_the_budget(
     experiment = federated(
         rounds=2,
         method=["fedavg"],
+        data=WHOLE,
         split={"num_clients": 2},
         local={"privacy": {"noise_multiplier": 3.0}},
     )

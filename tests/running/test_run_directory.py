@@ -311,7 +311,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     assert told["different"] == {}
-    assert told["stopped"] > 30  # the others had just ended
+    assert told["stopped"] > 20  # the others had just ended
     assert told["states"] > 8  # the kills came at different points of the work
 
 
