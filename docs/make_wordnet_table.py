@@ -18,8 +18,8 @@ FOLDER = Path(os.environ.get("WNSEARCHDIR", "/usr/share/wordnet"))
 
 
 def read_parents(path: Path) -> dict[int, list[int]]:
-    """Return the offset of each noun with those of its hypernyms (@) and of what it is an instance
-    of (@i)."""
+    """Return the offset of each noun, with the offsets of its hypernyms: a class (@), or what it is
+    an instance of (@i)."""
     content = path.read_bytes()
     parents: dict[int, list[int]] = {}
     position = 0

@@ -192,7 +192,7 @@ def describe(numbers: Mapping[str, Any]) -> Document:
 
 
 def findings(numbers: Mapping[str, Any]) -> list[str]:
-    """Return sentences: what is missing, and how far the paper's figures are from those of the
+    """Return sentences: what is missing, and how far the paper's figures are from ours at the
     same settings."""
     rows = numbers["rows"]
     finished = sum(row["last"] is not None for row in rows)

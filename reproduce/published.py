@@ -49,8 +49,8 @@ def printed(study: str, block: str, column: str, method: str) -> Printed | None:
 
 
 def ranking(study: str, block: str, column: str) -> dict[str, float]:
-    """Return the printed figures of all methods in one column; of `hpo` those of the best
-    combinations."""
+    """Return the printed figures of all methods in one column; of `hpo` the best
+    combinations' figures."""
     if study == "hpo":
         best = tables()["hpo"]["blocks"].get(block, {})
         return {method: float(row[-1]) for method, row in best.items() if method != "columns"}

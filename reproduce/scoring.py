@@ -162,8 +162,8 @@ def epsilon_table(
     text: Callable[[Mapping[str, Any]], str],
     caption: str = "",
 ) -> Table:
-    """Return a table with one column per epsilon, after those of the keys in `headers`, {key:
-    its header}."""
+    """Return a table with one column per epsilon, after the columns of the keys in `headers`,
+    {key: its header}."""
     epsilons = sorted({float(row["epsilon"]) for row in rows})
     lines: dict[tuple[Any, ...], dict[float, str]] = {}
     for row in rows:

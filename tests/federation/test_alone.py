@@ -279,6 +279,7 @@ def gradient_sums(
     return [recorded.step(number) for number in range(len(steps))]
 
 
+@pytest.mark.quickly("cnn-full", "cnn-linear", "mlp-full", "mlp-linear", "resnet8-gn-linear")
 @pytest.mark.parametrize("mode", ["full", "linear"])
 @pytest.mark.parametrize("name", ["cnn", "mlp", "resnet8-gn"])
 def test_private_gradients_do_not_depend_on_who_else_is_sampled(

@@ -1,5 +1,4 @@
-"""Sources of data: how to count and load the examples of each format, and those of an
-experiment."""
+"""Sources of data: how to count and load the examples of each format and of an experiment."""
 
 from __future__ import annotations
 

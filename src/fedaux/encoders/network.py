@@ -162,8 +162,8 @@ class Encoder:
         that only Python code can build."""
         if not self.about:
             raise ValueError(
-                f"{self.source}: only a program can build this module; encoders of one file are "
-                "those of transformers and timm"
+                f"{self.source}: only a program can build this module; one file can hold encoders "
+                "of transformers and timm"
             )
         content: dict[str, Any] = {"network": dict(self.about), "inputs": to_json(self.inputs)}
         content |= {"source": self.source, "licence": self.licence}

@@ -82,7 +82,7 @@ class FedAux2(FedAvg):
         return settings.certainty.model_copy(update={"mechanism": self.mechanism})
 
     def prepare(self, server: Server) -> State:
-        """Start from h0 and, as far as the releases are reliable, half of the private head."""
+        """Start from h0 and a share of the private head, at most half."""
         for name, model in server.task.initial_models.items():
             require_linear(model.head, prototype=name)
         if self.mechanism == "classes":

@@ -22,7 +22,7 @@ def conv_fwd(
     BK: tl.constexpr,
 ):  # fmt: skip
     """z[position, o] = sum over taps and channels; sums of z and z^2 over positions. H, W are
-    those of the output."""
+    sides of the output."""
     wait()
     client, tile, size = client_of(sizes, tiles)
     BP: tl.constexpr = NB * HB * W
