@@ -73,7 +73,7 @@ def page_text(path: str) -> str:
     if path.endswith(".md"):
         return UNSEARCHED * path.startswith(("notes/", "reproduce/")) + relinked(text, path)
     if path.endswith(".ipynb"):
-        return f"{notebook_text(text)}\nThe notebook is `{path}` of the checkout.\n"
+        return f"{relinked(notebook_text(text), path)}\nThe notebook is `{path}` of the checkout.\n"
     return f"# {path}\n\n```{PurePosixPath(path).suffix.lstrip('.')}\n{text}```\n"
 
 
