@@ -322,10 +322,12 @@ def class_shares(
 
 def joint_share(task: Task) -> float:
     """Return how much rehearsed examples count in the class shares that clients train on: as their
-    own where heads are trained, or networks by at most 20 steps per round."""
+    own where heads are trained; in networks by K steps per round at most 2.5 / K of all."""
     local, sizes = task.experiment.local, [len(part) for part in task.parts if len(part) > 0]
     steps = local.epochs * math.ceil(float(np.mean(sizes)) / local.batch_size)
-    return 1.0 if task.experiment.mode == "linear" or steps <= 20 else 0.0
+    if task.experiment.mode == "linear" or steps <= 5:
+        return 1.0
+    return 2.5 / (steps - 2.5)
 
 
 # Algorithm 2: training.

@@ -36,8 +36,8 @@ from fedaux.core.soft_labels import balanced, share_weights
 from fedaux.core.task import State
 from fedaux.core.weights import server_step
 
-FEW_STEPS = 20
-"""Local steps in a round up to which networks see examples of missing classes as half of all."""
+PUSH = 2.5
+"""Largest share of rehearsed examples in the class shares of a network, times its local steps."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,15 @@ class FedAux2(FedAvg):
     def _joint(self, server: Server, state: State) -> float:
         """Return how much rehearsed examples count in the class shares that clients train on.
 
-        1: as their own. Each local step of a network pushes a missing class down in proportion to
-        its share, so after many steps it counts with no share (0).
+        1: as their own, half of all. Each local step pushes a missing class down in proportion to
+        its share; in heads control variates undo that, in networks a smaller share does.
         """
         settings = server.task.experiment
         sizes = [one.entry.num_examples for one in state.releases.values()]
         steps = local_steps(settings.local, sum(sizes) / max(1, len(sizes)))
-        return float(settings.mode == "linear" or steps <= FEW_STEPS)
+        linear = settings.mode == "linear"
+        share = 0.5 if linear else min(0.5, PUSH / max(1, steps))
+        return share / (1.0 - share)
 
     def _held(
         self, server: Server, state: State, members: Sequence[Member], *, rehearsed: bool = False
