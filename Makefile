@@ -33,7 +33,7 @@ test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain 
 	$(PYTEST) -m gpu
 
 test-kernels: $(TRITON)/.ready ## the kernels for GPUs without one, in Triton's interpreter; a quarter of an hour
-	$(TRITON)/bin/python -m pytest -m kernels tests/fast
+	$(TRITON)/bin/python -m pytest -m 'kernels or not kernels' tests/fast/test_kernels.py tests/fast/test_depthwise.py
 
 benchmark: $(EXTRAS)    ## a table of seconds and memory beside a plain loop; minutes on a CPU
 	$(BIN)/python benchmarks/table.py

@@ -71,7 +71,7 @@ def test_the_average_over_rounds_is_that_of_a_loop_and_ignores_swings() -> None:
         models = [{"w": torch.tensor([value]), "count": torch.tensor(7)} for value in series]
         state, expected = State(0, {"net": models[0]}), series[1]
         for number in range(1, len(series)):
-            (made,) = smoothed(state, {"net": models[number]}, 0.8, round=number).values()
+            (made,) = smoothed(state, {"net": models[number]}, decay=0.8, round=number).values()
             state = state.next({"net": models[number]}).carry("final", {"net": made})
             if number > 1:
                 kept = 0.8 * min(1, number / 30)

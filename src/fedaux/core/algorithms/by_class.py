@@ -41,7 +41,7 @@ def head_by_class(weights: Sequence[Weights], shares: Tensor, *, before: Weights
 
 
 def smoothed(
-    state: State, models: Mapping[str, Weights], decay: float, round: int
+    state: State, models: Mapping[str, Weights], *, decay: float, round: int
 ) -> dict[str, Weights]:
     """Return d * average + (1 - d) * (last + model) / 2 of each prototype with d = decay * min(1,
     round / 30); the average is what the state carries as "final". Counters are the newest.

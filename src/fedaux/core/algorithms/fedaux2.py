@@ -115,7 +115,8 @@ class FedAux2(FedAvg):
         after = state.next(models).remember(kept)
         if self.smoothing == 0:
             return after
-        return after.carry("final", smoothed(state, models, self.smoothing, server.log.round))
+        final = smoothed(state, models, decay=self.smoothing, round=server.log.round)
+        return after.carry("final", final)
 
     def problems(self, settings: ExperimentFields) -> list[str]:
         """Refuse heads whose gradients cannot be corrected; DP-SGD does without."""
@@ -147,8 +148,7 @@ class FedAux2(FedAvg):
         settings = server.task.experiment
         sizes = [one.entry.num_examples for one in state.releases.values()]
         steps = local_steps(settings.local, sum(sizes) / max(1, len(sizes)))
-        linear = settings.mode == "linear"
-        share = 0.5 if linear else min(0.5, PUSH / max(1, steps))
+        share = 0.5 if settings.mode == "linear" else min(0.5, PUSH / max(1, steps))
         return share / (1.0 - share)
 
     def _held(
