@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,14 @@ def product(encoder: Encoder, folder: Path, *, device: torch.device) -> Callable
     return once
 
 
+def save_jpeg(file: Path, seed: int) -> None:
+    """Write an image of 224 to 512 pixels a side."""
+    draw = np.random.default_rng(seed)
+    width, height = draw.integers(224, 513, 2)
+    small = Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    small.resize((int(width), int(height)), Image.Resampling.BICUBIC).save(file)
+
+
 def main() -> None:
     """Print images per second and their ratio for each network."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -159,14 +168,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     chosen = parser.parse_args()
     device = choose_device(chosen.device)
-    draw = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as place:
-        files = []
-        for number in range(chosen.images):
-            width, height = draw.integers(224, 513, 2)
-            small = Image.fromarray(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8))
-            files.append(Path(place) / f"{number:07d}.jpg")
-            small.resize((int(width), int(height)), Image.Resampling.BICUBIC).save(files[-1])
+        files = [Path(place) / f"{number:07d}.jpg" for number in range(chosen.images)]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(save_jpeg, files, range(chosen.images)))
         for name in chosen.networks:
             inputs = Images(224, 224, MEAN, DEVIATION, shorter=256, interpolation="bicubic")
             encoder = Encoder(NETWORKS[name]().eval(), inputs, name)
