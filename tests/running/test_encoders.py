@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from collections.abc import Callable
@@ -363,7 +364,7 @@ def test_photographs_of_all_sizes_run_predict_and_go_home(
 def test_an_interrupted_extraction_continues_and_a_second_run_finds_it_done(
     tmp_path: Path, photographs: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extraction, "BLOCK", 8)
+    monkeypatch.setattr(extraction, "CPU_BLOCK", 8)
     block = Extractor._block
     made: list[int] = []
 
@@ -514,3 +515,33 @@ def test_efficientnet_lite0_has_its_weights() -> None:
     encoder = open_encoder(EncoderSection(source="efficientnet-lite0"))
     assert (encoder.width, encoder.licence) == (1280, "apache-2.0")
     assert round(encoder.parameters / 1e6, 2) == 3.37
+
+
+@pytest.mark.parametrize("workers", [True, False])
+def test_worker_processes_decode_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: bool
+) -> None:
+    monkeypatch.setattr(extraction, "CPU_BLOCK", 40)
+    monkeypatch.setattr(extraction, "FEW", 50 if workers else 1000)
+    draw = np.random.default_rng(0)
+    shapes = draw.integers(20, 50, (90, 2))
+    images = [draw.integers(0, 256, (3, *shape), dtype=np.uint8) for shape in shapes]
+    contents: list[Any] = [_png(image) for image in images]
+    contents[70] = b"broken"
+    extractor = Extractor(opened(image_encoder(tmp_path / "vit")), Compute())
+    entries = ((f"row {row}", content) for row, content in enumerate(contents))
+    blocks = list(extractor.encode_all(entries, bad_labels={3: "no label"}, expected=90))
+    assert [len(block.images) for block in blocks] == [39, 39, 10]
+    reasons = {row: reason for block in blocks for row, reason in block.reasons.items()}
+    assert reasons[3] == "row 3: no label"
+    assert reasons[70].startswith("row 70: cannot be decoded as an image")
+    good = [image for row, image in enumerate(images) if row not in reasons]
+    expected = torch.cat([extractor.features([image]) for image in good])
+    found = np.concatenate([block.images for block in blocks])
+    torch.testing.assert_close(torch.from_numpy(found).float(), expected, atol=1e-3, rtol=1e-3)
+
+
+def _png(image: Any) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(image.transpose(1, 2, 0)).save(stream, "PNG")
+    return stream.getvalue()

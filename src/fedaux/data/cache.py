@@ -50,15 +50,14 @@ def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
     common = os.path.commonpath([str(file.absolute().parent) for file in files] or [""])
     digest = hashlib.sha256(json.dumps({"version": VERSION, **settings}, sort_keys=True).encode())
     for file in files:
+        size = file.stat().st_size
         try:
             with file.open("rb") as stream:
                 content = hashlib.file_digest(stream, "sha256").hexdigest()
         except PermissionError:  # decoding says so, row by row
             content = "not readable"
-        name = os.path.relpath(file, common)
-        digest.update(
-            f"\0{name}\0{file.stat().st_size}\0{content}".encode(errors="surrogateescape")
-        )
+        name = str(file.absolute()).removeprefix(common).lstrip(os.sep)
+        digest.update(f"\0{name}\0{size}\0{content}".encode(errors="surrogateescape"))
     return digest.hexdigest()[:40]
 
 

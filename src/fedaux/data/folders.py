@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -154,13 +155,12 @@ def _is_hidden(name: str) -> bool:
 
 def files_below(folder: Path, *, suffixes: Collection[str]) -> list[Path]:
     """Return the files in a folder and its subfolders with these suffixes, without hidden ones."""
-    return sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in suffixes
-        and not any(map(_is_hidden, file.relative_to(folder).parts))
-        and file.is_file()
-    )
+    found: list[Path] = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        found += (Path(place, name) for name in names if not _is_hidden(name))
+    right = [file for file in found if file.suffix.lower() in suffixes and file.is_file()]
+    return sorted(right, key=lambda file: file.parts)
 
 
 def _nothing_in(folder: Path, *, texts: bool) -> ValueError:

@@ -9,11 +9,11 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from fedaux.config import Auxiliary, Data, EncoderSection, ExperimentFields
 from fedaux.core.compute import Compute
 from fedaux.data import cache, notes
-from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
+from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers, Pixels
 from fedaux.data.tables import PROGRESS_SECONDS
 from fedaux.data.texts import WIDTH_STEP, text_of
 from fedaux.data.vocabulary import library
@@ -34,7 +35,7 @@ from fedaux.encoders.preprocessing import Images, Tokens
 from fedaux.files import replacing
 from fedaux.formatting import megabytes
 
-BLOCK = 1024
+GPU_BLOCK, CPU_BLOCK = 8192, 1024
 """Rows that are stored at a time; an interrupted extraction continues behind the last ones."""
 GPU_BATCH, CPU_BATCH = 256, 32
 """Images of 224 pixels, or texts, per batch."""
@@ -44,8 +45,15 @@ WORTH_COMPILING = 30_000
 PEAK = 3
 """Peak memory of a run per byte of features in single precision: 2.8 were measured with 80,000 of
 1,280 numbers."""
-AHEAD = 3
-"""Batches that are decoded while the network works."""
+FEW = 512
+"""Images up to which this process decodes them itself; more are decoded by worker processes."""
+PART = 32
+"""Images that a worker process decodes at a time."""
+
+Row = tuple[int, Entry]
+Read = tuple[Any, str | None]
+"""Pixels or a text, or None and the reason why it is unreadable. It travels through a pipe: shared
+memory is small in containers."""
 
 
 def extractor_of(experiment: ExperimentFields, compute: Compute) -> Extractor | None:
@@ -81,6 +89,7 @@ class Extractor:
                 torch.tensor(numbers, device=compute.device)[:, None, None]
                 for numbers in (inputs.mean, inputs.deviation)
             )
+            self._pixels = inputs.pixels
         self._tokenizer = _tokenizer(encoder)
 
     def settings(self, section: Data | Auxiliary) -> dict[str, object]:
@@ -118,35 +127,46 @@ class Extractor:
         self._prepare(expected)
         folder = _unfinished(place)
         numbered, number = enumerate(entries), 0
-        workers = os.cpu_count() or 1
         began, done, said = time.monotonic(), 0, False
-        with ThreadPoolExecutor(workers) as pool:
-            while rows := list(islice(numbered, BLOCK)):
-                file = None if folder is None else folder / f"{number:06d}.npz"
-                block = _stored(file)
-                if block is None:
-                    block = self._block(rows, pool, bad_labels=bad_labels, encoding=encoding)
-                    _store(file, block)
-                    done += len(rows)
-                seconds = time.monotonic() - began
-                if not said and seconds > PROGRESS_SECONDS and done:
-                    said = True
-                    kind = "texts" if self.reads_texts else "images"
-                    notes.say(f"{self.encoder.source}: {done / seconds:.0f} {kind} per second")
-                yield block
-                number += 1
+        rows: list[Row] = []
+        read = partial(text_of, encoding=encoding) if self.reads_texts else self._pixels
+        few = self.reads_texts or expected <= FEW or current_process().daemon  # starts no child
+        workers = 0 if few else os.cpu_count() or 1
+        loader = DataLoader(
+            Reading(read, bad_labels),
+            batch_size=PART,
+            sampler=rows,  # rows take the place of their numbers
+            collate_fn=list,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            multiprocessing_context="fork" if workers else None,  # others import the program again
+        )
+        size = GPU_BLOCK if self._compute.device.type == "cuda" else CPU_BLOCK
+        while block_rows := list(islice(numbered, size)):
+            file = None if folder is None else folder / f"{number:06d}.npz"
+            block = _stored(file)
+            if block is None:
+                rows[:] = block_rows
+                block = self._block(rows, chain.from_iterable(loader))
+                _store(file, block)
+                done += len(rows)
+            seconds = time.monotonic() - began
+            if not said and seconds > PROGRESS_SECONDS and done:
+                said = True
+                kind = "texts" if self.reads_texts else "images"
+                notes.say(f"{self.encoder.source}: {done / seconds:.0f} {kind} per second")
+            yield block
+            number += 1
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def features(self, contents: list[Content]) -> Tensor:
-        """Return the features [n, F] of a few inputs. Raises ValueError if one is unreadable."""
-        self._prepare(0)
-        rows = [(place, (str(place), one)) for place, one in enumerate(contents)]
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            block = self._block(rows, pool, bad_labels={}, encoding=None)
-        if block.reasons:
-            raise ValueError(next(iter(block.reasons.values())))
-        return torch.from_numpy(block.images.astype(np.float32))
+    def features(self, contents: Sequence[Content]) -> Tensor:
+        """Return the features [n, F] of some inputs. Raises ValueError if one is unreadable."""
+        rows = ((str(place), one) for place, one in enumerate(contents))
+        blocks = list(self.encode_all(rows, bad_labels={}, expected=len(contents)))
+        for reason in chain.from_iterable(block.reasons.values() for block in blocks):
+            raise ValueError(reason)
+        return torch.from_numpy(np.concatenate([one.images for one in blocks]).astype(np.float32))
 
     def _check_room(self, inputs: int) -> None:
         """Raise ValueError if features fit neither on the disk nor into memory."""
@@ -183,40 +203,20 @@ class Extractor:
                 module.compile()
         self._module = module
 
-    def _block(
-        self,
-        rows: list[tuple[int, Entry]],
-        pool: ThreadPoolExecutor,
-        *,
-        bad_labels: Mapping[int, str],
-        encoding: str | None,
-    ) -> DecodedBlock:
+    def _block(self, rows: Sequence[Row], examples: Iterator[Read]) -> DecodedBlock:
         """Return the features of some rows; a bad row is blank in its batch, so that no input
         depends on others."""
-        reasons: dict[int, str] = {}
-        inputs = self.encoder.inputs
-
-        def read(place: int, into: Any) -> None:
-            row, (where, content) = rows[place]
-            try:
-                if row in bad_labels:
-                    raise ValueError(bad_labels[row])
-                if isinstance(inputs, Images):
-                    into[:] = inputs.pixels(content)
-                else:
-                    into[place] = text_of(content, encoding=encoding)
-            except ValueError as error:
-                reasons[row] = f"{where}: {error}"
-
         found = np.zeros((len(rows), self.encoder.width), dtype=np.float16)
+        reasons: dict[int, str] = {}
+
+        def contents() -> Iterator[Any]:
+            for (row, _), (content, reason) in zip(rows, examples, strict=True):
+                if reason is not None:
+                    reasons[row] = reason
+                yield content
+
         with np.errstate(over="ignore"):
-            if isinstance(inputs, Tokens):
-                texts: dict[int, str] = {}
-                for place in range(len(rows)):
-                    read(place, texts)
-                self._of_texts(texts, found)
-            else:
-                self._of_images(inputs, read, found, pool)
+            (self._of_texts if self.reads_texts else self._of_images)(contents(), found)
         for place, (row, (where, _)) in enumerate(rows):
             if row not in reasons and not np.isfinite(found[place]).all():
                 reasons[row] = f"{where}: its features are not finite"
@@ -224,48 +224,46 @@ class Extractor:
         ordered = dict(sorted(reasons.items()))
         return DecodedBlock(found[good], [rows[place][0] for place in good], ordered)
 
-    def _of_images(
-        self,
-        inputs: Images,
-        read: Callable[[int, Any], None],
-        found: NDArray[np.float16],
-        pool: ThreadPoolExecutor,
-    ) -> None:
+    def _of_images(self, images: Iterator[Pixels | None], found: NDArray[np.float16]) -> None:
         """Fill in the features of images, which are decoded while the network works."""
-        waiting: deque[tuple[int, Tensor, list[Future[None]]]] = deque()
+        assert isinstance(self.encoder.inputs, Images)
+        on_gpu = self._compute.device.type == "cuda"
+        size = self.batch_size if self.batch_size > 1 else self._compute.workers
+        buffers = torch.empty(
+            (2, size, *self.encoder.inputs.shape), dtype=torch.uint8, pin_memory=on_gpu
+        )
+        working: tuple[slice, Tensor] | None = None
 
         def finish() -> None:
-            start, pixels, tasks = waiting.popleft()
-            for task in tasks:
-                task.result()
-            found[start : start + len(tasks)] = self._halving(pixels)[: len(tasks)].numpy()
+            if working is not None:
+                places, features = working
+                found[places] = features[: places.stop - places.start].cpu().numpy()
 
-        size = self.batch_size if self.batch_size > 1 else self._compute.workers
         for start in range(0, len(found), size):
-            pixels = torch.zeros(size, *inputs.shape, dtype=torch.uint8)  # always full
-            array = pixels.numpy()
-            places = range(start, min(start + size, len(found)))
-            tasks = [pool.submit(read, place, array[place - start]) for place in places]
-            waiting.append((start, pixels, tasks))
-            if len(waiting) > AHEAD:
-                finish()
-        while waiting:
-            finish()
+            pixels = buffers[start // size % 2].zero_()  # batches are always full
+            places = slice(start, min(start + size, len(found)))
+            for row, image in zip(range(places.stop - start), images, strict=False):
+                pixels.numpy()[row] = 0 if image is None else image
+            features = self._halving(pixels)
+            finish()  # the batch before; a GPU works on this one meanwhile
+            working = places, features
+        finish()
 
-    def _of_texts(self, texts: Mapping[int, str], found: NDArray[np.float16]) -> None:
+    def _of_texts(self, texts: Iterator[str | None], found: NDArray[np.float16]) -> None:
         """Fill in the features of texts, in batches of similar lengths."""
         inputs = self.encoder.inputs
         assert isinstance(inputs, Tokens)
-        encoded = self._tokenizer.encode_batch(list(texts.values()))
-        ids = dict(zip(texts, (one.ids for one in encoded), strict=True))
-        order = sorted(texts, key=lambda place: len(ids[place]))
+        good = {place: text for place, text in enumerate(texts) if text is not None}
+        encoded = self._tokenizer.encode_batch(list(good.values()))
+        ids = dict(zip(good, (one.ids for one in encoded), strict=True))
+        order = sorted(good, key=lambda place: len(ids[place]))
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
             width = -(-max(len(ids[place]) for place in places) // WIDTH_STEP) * WIDTH_STEP
             batch = torch.full((len(places), min(width, inputs.length)), inputs.padding)
             for row, place in enumerate(places):
                 batch[row, : len(ids[place])] = torch.tensor(ids[place])
-            found[places] = self._halving(batch).numpy()
+            found[places] = self._halving(batch).cpu().numpy()
 
     def _halving(self, pixels: Tensor) -> Tensor:
         """Return features [N, F]; batches that do not fit into memory are halved, and one line
@@ -301,7 +299,23 @@ class Extractor:
             if compute.device.type == "cuda":
                 placed = placed.contiguous(memory_format=torch.channels_last)
         with compute.autocast():
-            return self._module(placed).float().cpu()  # type: ignore[no-any-return]
+            return self._module(placed).float()  # type: ignore[no-any-return]
+
+
+class Reading(Dataset[Any]):
+    """Reads rows: the data set of a DataLoader whose sampler yields rows, not their numbers."""
+
+    def __init__(self, read: Callable[[Content], Any], bad_labels: Mapping[int, str]) -> None:
+        self._read, self._bad_labels = read, bad_labels
+
+    def __getitem__(self, row: Row) -> Read:
+        number, (where, content) = row
+        try:
+            if number in self._bad_labels:
+                raise ValueError(self._bad_labels[number])
+            return self._read(content), None
+        except ValueError as error:
+            return None, f"{where}: {error}"
 
 
 def _tokenizer(encoder: Encoder) -> Any:
@@ -331,7 +345,8 @@ def described(encoder: Encoder, compute: Compute) -> list[tuple[str, str]]:
     extractor = Extractor(encoder, compute)
     if isinstance(inputs, Images):
         pixels = np.zeros((inputs.shape[0], 2 * inputs.height, 2 * inputs.width), dtype=np.uint8)
-        examples: list[Content] = [pixels] * (BLOCK if compute.device.type == "cuda" else CPU_BATCH)
+        number = 4 * GPU_BATCH if compute.device.type == "cuda" else CPU_BATCH
+        examples: list[Content] = [pixels] * number
     else:
         examples = ["a sentence with eight words in it, here"] * 64
     extractor.features(examples[: extractor.batch_size])

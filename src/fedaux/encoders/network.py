@@ -369,14 +369,9 @@ def _of_timm(
     about = dict(config.get("pretrained_cfg") or {})
     try:
         _, height, width = about["input_size"]
-        share = float(about.get("crop_pct") or 1.0)
-        values = {
-            "height": height,
-            "width": width,
-            "mean": about["mean"],
-            "deviation": about["std"],
-        }
-        values["shorter"] = int(min(height, width) / share)
+        shorter = int(min(height, width) / float(about.get("crop_pct") or 1.0))
+        values = {"height": height, "width": width, "shorter": shorter}
+        values |= {"mean": about["mean"], "deviation": about["std"]}
         inputs = from_json(values | {"interpolation": about.get("interpolation", "bicubic")})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{key} = {folder}: its pretrained_cfg is not understood") from error
@@ -393,12 +388,9 @@ def _of_timm(
 def licence_of(folder: Path) -> str | None:
     """Return the licence that a folder's README.md states at its beginning, as on the hub."""
     readme = folder / "README.md"
-    lines = (
-        readme.read_text(encoding="utf-8", errors="replace").splitlines()
-        if readme.is_file()
-        else []
-    )
-    for line in lines[1:60] if lines[:1] == ["---"] else []:
+    text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
+    lines = text.splitlines()[:60]
+    for line in lines[1:] if lines[:1] == ["---"] else []:
         if line == "---":
             break
         if line.startswith("license:"):
