@@ -92,14 +92,11 @@ def test_clients_side_by_side_equal_one_by_one(name: str, settings: dict[str, An
     def work() -> list[ClientJob]:
         if not here.corrected:
             return jobs()
-        parameters = dict(here.model.named_parameters())
+        names = [name for name, _ in here.model.named_parameters()]
         return [
             replace(
                 job,
-                correction={
-                    k: (0.01 * job.client + 0.01) * own.detach().sign()
-                    for k, own in parameters.items()
-                },
+                correction={k: (0.01 * job.client + 0.01) * weights[k].sign() for k in names},
             )
             for job in jobs()
         ]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain, islice
+from mmap import mmap
 from multiprocessing import current_process
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,12 @@ from torch.utils.data import DataLoader, Dataset
 from fedaux.config import Auxiliary, Data, EncoderSection, ExperimentFields
 from fedaux.core.compute import Compute
 from fedaux.data import cache, notes
-from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers, Pixels
+from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
 from fedaux.data.tables import PROGRESS_SECONDS
 from fedaux.data.texts import WIDTH_STEP, text_of
 from fedaux.data.vocabulary import library
 from fedaux.encoders.network import Encoder, open_encoder
-from fedaux.encoders.preprocessing import Images, Tokens
+from fedaux.encoders.preprocessing import Images, Preprocessing, Tokens
 from fedaux.files import replacing
 from fedaux.formatting import megabytes
 
@@ -47,13 +48,12 @@ PEAK = 3
 1,280 numbers."""
 FEW = 512
 """Images up to which this process decodes them itself; more are decoded by worker processes."""
-PART = 32
-"""Images that a worker process decodes at a time."""
+PART, PREFETCHED = 32, 2
+"""Images that a worker process decodes at a time, and such parts that are ahead of each."""
 
 Row = tuple[int, Entry]
-Read = tuple[Any, str | None]
-"""Pixels or a text, or None and the reason why it is unreadable. It travels through a pipe: shared
-memory is small in containers."""
+Read = tuple[str | None, str | None]
+"""A text, or None for an image; and the reason if it is unreadable."""
 
 
 def extractor_of(experiment: ExperimentFields, compute: Compute) -> Extractor | None:
@@ -89,7 +89,6 @@ class Extractor:
                 torch.tensor(numbers, device=compute.device)[:, None, None]
                 for numbers in (inputs.mean, inputs.deviation)
             )
-            self._pixels = inputs.pixels
         self._tokenizer = _tokenizer(encoder)
 
     def settings(self, section: Data | Auxiliary) -> dict[str, object]:
@@ -128,26 +127,29 @@ class Extractor:
         folder = _unfinished(place)
         numbered, number = enumerate(entries), 0
         began, done, said = time.monotonic(), 0, False
-        rows: list[Row] = []
-        read = partial(text_of, encoding=encoding) if self.reads_texts else self._pixels
         few = self.reads_texts or expected <= FEW or current_process().daemon  # starts no child
         workers = 0 if few else os.cpu_count() or 1
+        size = self.batch_size if self.batch_size > 1 else self._compute.workers
+        slots = size * (1 + math.ceil(PART * (2 + PREFETCHED * workers) / size))
+        reading = Reading(self.encoder.inputs, bad_labels, encoding=encoding, slots=slots)
+        queue: list[tuple[int, Row]] = []
         loader = DataLoader(
-            Reading(read, bad_labels),
+            reading,
             batch_size=PART,
-            sampler=rows,  # rows take the place of their numbers
+            sampler=queue,  # rows take the place of their numbers
             collate_fn=list,
             num_workers=workers,
+            prefetch_factor=PREFETCHED if workers else None,
             persistent_workers=workers > 0,
-            multiprocessing_context="fork" if workers else None,  # others import the program again
+            multiprocessing_context="fork" if workers else None,  # they share the slots
         )
-        size = GPU_BLOCK if self._compute.device.type == "cuda" else CPU_BLOCK
-        while block_rows := list(islice(numbered, size)):
+        length = GPU_BLOCK if self._compute.device.type == "cuda" else CPU_BLOCK
+        while rows := list(islice(numbered, length)):
             file = None if folder is None else folder / f"{number:06d}.npz"
             block = _stored(file)
             if block is None:
-                rows[:] = block_rows
-                block = self._block(rows, chain.from_iterable(loader))
+                queue[:] = [(place % slots, row) for place, row in enumerate(rows)]
+                block = self._block(rows, chain.from_iterable(loader), reading.pixels, size=size)
                 _store(file, block)
                 done += len(rows)
             seconds = time.monotonic() - began
@@ -203,20 +205,25 @@ class Extractor:
                 module.compile()
         self._module = module
 
-    def _block(self, rows: Sequence[Row], examples: Iterator[Read]) -> DecodedBlock:
-        """Return the features of some rows; a bad row is blank in its batch, so that no input
-        depends on others."""
+    def _block(
+        self, rows: Sequence[Row], read: Iterator[Read], pixels: Tensor, *, size: int
+    ) -> DecodedBlock:
+        """Return the features of some rows; images are in the slots `pixels`, in batches."""
         found = np.zeros((len(rows), self.encoder.width), dtype=np.float16)
         reasons: dict[int, str] = {}
-
-        def contents() -> Iterator[Any]:
-            for (row, _), (content, reason) in zip(rows, examples, strict=True):
+        texts: dict[int, str] = {}
+        with np.errstate(over="ignore"):
+            for place, ((row, _), (text, reason)) in enumerate(zip(rows, read, strict=True)):
                 if reason is not None:
                     reasons[row] = reason
-                yield content
-
-        with np.errstate(over="ignore"):
-            (self._of_texts if self.reads_texts else self._of_images)(contents(), found)
+                elif text is not None:
+                    texts[place] = text
+                if not self.reads_texts and ((place + 1) % size == 0 or place + 1 == len(rows)):
+                    start = place - place % size
+                    slot = start % len(pixels)
+                    features = self._halving(pixels[slot : slot + size])  # always a full batch
+                    found[start : place + 1] = features[: place + 1 - start].numpy()
+            self._of_texts(texts, found)
         for place, (row, (where, _)) in enumerate(rows):
             if row not in reasons and not np.isfinite(found[place]).all():
                 reasons[row] = f"{where}: its features are not finite"
@@ -224,46 +231,20 @@ class Extractor:
         ordered = dict(sorted(reasons.items()))
         return DecodedBlock(found[good], [rows[place][0] for place in good], ordered)
 
-    def _of_images(self, images: Iterator[Pixels | None], found: NDArray[np.float16]) -> None:
-        """Fill in the features of images, which are decoded while the network works."""
-        assert isinstance(self.encoder.inputs, Images)
-        on_gpu = self._compute.device.type == "cuda"
-        size = self.batch_size if self.batch_size > 1 else self._compute.workers
-        buffers = torch.empty(
-            (2, size, *self.encoder.inputs.shape), dtype=torch.uint8, pin_memory=on_gpu
-        )
-        working: tuple[slice, Tensor] | None = None
-
-        def finish() -> None:
-            if working is not None:
-                places, features = working
-                found[places] = features[: places.stop - places.start].cpu().numpy()
-
-        for start in range(0, len(found), size):
-            pixels = buffers[start // size % 2].zero_()  # batches are always full
-            places = slice(start, min(start + size, len(found)))
-            for row, image in zip(range(places.stop - start), images, strict=False):
-                pixels.numpy()[row] = 0 if image is None else image
-            features = self._halving(pixels)
-            finish()  # the batch before; a GPU works on this one meanwhile
-            working = places, features
-        finish()
-
-    def _of_texts(self, texts: Iterator[str | None], found: NDArray[np.float16]) -> None:
+    def _of_texts(self, texts: Mapping[int, str], found: NDArray[np.float16]) -> None:
         """Fill in the features of texts, in batches of similar lengths."""
-        inputs = self.encoder.inputs
-        assert isinstance(inputs, Tokens)
-        good = {place: text for place, text in enumerate(texts) if text is not None}
-        encoded = self._tokenizer.encode_batch(list(good.values()))
-        ids = dict(zip(good, (one.ids for one in encoded), strict=True))
-        order = sorted(good, key=lambda place: len(ids[place]))
+        if not isinstance(inputs := self.encoder.inputs, Tokens):
+            return
+        encoded = self._tokenizer.encode_batch(list(texts.values()))
+        ids = dict(zip(texts, (one.ids for one in encoded), strict=True))
+        order = sorted(texts, key=lambda place: len(ids[place]))
         for start in range(0, len(order), self.batch_size):
             places = order[start : start + self.batch_size]
             width = -(-max(len(ids[place]) for place in places) // WIDTH_STEP) * WIDTH_STEP
             batch = torch.full((len(places), min(width, inputs.length)), inputs.padding)
             for row, place in enumerate(places):
                 batch[row, : len(ids[place])] = torch.tensor(ids[place])
-            found[places] = self._halving(batch).cpu().numpy()
+            found[places] = self._halving(batch).numpy()
 
     def _halving(self, pixels: Tensor) -> Tensor:
         """Return features [N, F]; batches that do not fit into memory are halved, and one line
@@ -299,23 +280,34 @@ class Extractor:
             if compute.device.type == "cuda":
                 placed = placed.contiguous(memory_format=torch.channels_last)
         with compute.autocast():
-            return self._module(placed).float()  # type: ignore[no-any-return]
+            return self._module(placed).float().cpu()  # type: ignore[no-any-return]
 
 
 class Reading(Dataset[Any]):
-    """Reads rows: the data set of a DataLoader whose sampler yields rows, not their numbers."""
+    """Reads rows: the data set of a DataLoader whose sampler yields slots and rows, not numbers.
 
-    def __init__(self, read: Callable[[Content], Any], bad_labels: Mapping[int, str]) -> None:
-        self._read, self._bad_labels = read, bad_labels
+    Images are written to slots of memory that worker processes share; it is not in /dev/shm, which
+    is small in containers.
+    """
 
-    def __getitem__(self, row: Row) -> Read:
-        number, (where, content) = row
+    def __init__(
+        self, inputs: Preprocessing, bad: Mapping[int, str], *, encoding: str | None, slots: int
+    ) -> None:
+        self._inputs, self._bad, self._encoding = inputs, bad, encoding
+        shape = (slots, *inputs.shape) if isinstance(inputs, Images) else (1,)
+        self.pixels = torch.frombuffer(mmap(-1, math.prod(shape)), dtype=torch.uint8).view(shape)
+
+    def __getitem__(self, place: tuple[int, Row]) -> Read:
+        slot, (number, (where, content)) = place
         try:
-            if number in self._bad_labels:
-                raise ValueError(self._bad_labels[number])
-            return self._read(content), None
+            if number in self._bad:
+                raise ValueError(self._bad[number])
+            if isinstance(self._inputs, Tokens):
+                return text_of(content, encoding=self._encoding), None
+            self.pixels.numpy()[slot] = self._inputs.pixels(content)
         except ValueError as error:
             return None, f"{where}: {error}"
+        return None, None
 
 
 def _tokenizer(encoder: Encoder) -> Any:
