@@ -350,6 +350,7 @@ class Server:
         self,
         state: State,
         *,
+        objectives: tuple[str, ...] | None = None,
         rehearse: Tensor | None = None,
         strengths: Mapping[str, float] | None = None,
         corrections: Mapping[int, Weights] | None = None,
@@ -357,14 +358,15 @@ class Server:
     ) -> list[Member]:
         """Let the selected clients train; return the members with usable updates, by client id.
 
-        They minimise the objectives that the method asks for, with `strengths` where the recipe
-        states none. They rehearse soft labels [N, C] of the distill set, by default the server
-        models' own. `corrections` are added to the gradients of each client. Clients start from the
-        server models, or from `start(client)`.
+        They minimise the `objectives`, by default all that the method asks for, with `strengths`
+        where the recipe states none. They rehearse soft labels [N, C] of the distill set, by
+        default the server models' own. `corrections` are added to the gradients of each client.
+        Clients start from the server models, or from `start(client)`.
         """
         task, log = self.task, self.log
         asked = [client for client in log.asked if client not in log.dropped]
-        objectives, local = task.objectives, task.experiment.local
+        local = task.experiment.local
+        objectives = task.objectives if objectives is None else (*objectives, *local.objectives)
         if strengths is not None:
             stated = {**strengths, **local.strengths}
             local = local.model_copy(update={"strengths": stated})

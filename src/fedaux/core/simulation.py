@@ -45,8 +45,8 @@ class SimulatedClients:
         self._parts = [torch.from_numpy(part).to(images.device) for part in parts]
         self._present = [client for client, part in enumerate(parts) if len(part) > 0]
         self._models = trainable_models(task)
-        self._inputs: dict[str, Tensor] = {}
-        self._training: dict[tuple[str, float, str], Training] = {}
+        self._inputs: dict[tuple[str, bool], Tensor] = {}
+        self._training: dict[tuple[str, float, tuple[str, ...], str], Training] = {}
         self._kept: dict[int, ClientState] = {}
         if task.experiment.local.privacy is not None:
             check_ready(self._models.values())  # before anything is pretrained
@@ -188,7 +188,8 @@ class SimulatedClients:
         Public examples that clients rehearse follow the private ones. If images are mirrored at
         random, each of the two parts is followed by its mirrored images.
         """
-        if prototype not in self._inputs:
+        rehearses = request.soft_labels is not None or (prototype, True) in self._inputs
+        if (prototype, rehearses) not in self._inputs:
             task, h0 = self._task, request.extractors.get(prototype)
 
             def inputs(images: Tensor, rows: Tensor | None) -> Tensor:
@@ -204,12 +205,13 @@ class SimulatedClients:
                 parts.append(inputs(images, rows))
                 if request.mirror:
                     parts.append(inputs(images.flip(-1), rows))
-            self._inputs[prototype] = joined_inputs(parts)
-        return self._inputs[prototype]
+            self._inputs[prototype, rehearses] = joined_inputs(parts)
+        return self._inputs[prototype, rehearses]
 
     def _training_for(self, prototype: str, request: TrainRequest) -> Training:
         """Return the backend's way of training; it is kept, because it can be costly to set up."""
-        key = (prototype, request.proximal, request.local.model_dump_json(exclude={"strengths"}))
+        own = request.local.model_dump_json(exclude={"strengths"})
+        key = (prototype, request.proximal, request.objectives, own)
         if key not in self._training:
             context = TrainContext(
                 model=self._models[prototype],

@@ -303,18 +303,14 @@ def belief_scores(
     return (held / shares) @ beliefs.to(held).T
 
 
-def class_shares(
-    task: Task, preparation: Preparation, members: Sequence[Member], *, joint: float = 0.0
-) -> Tensor:
-    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc of members [K, C], with a part of n_i / C for the
-    examples that each rehearses."""
+def class_shares(task: Task, preparation: Preparation, members: Sequence[Member]) -> Tensor:
+    """Return P(i | c) = r_i n_ic / sum_j r_j n_jc of members [K, C]."""
     counts: dict[int, Tensor] = {}
     for name, public in preparation.public.items():
         own = [client for client in preparation.releases if task.prototype_of[client] == name]
         estimate = class_estimate(task, preparation.releases, public, name)
         counts |= dict(zip(own, estimate.counts, strict=True))
     held = torch.stack([counts[member.client] for member in members])
-    held = held + joint * held.sum(dim=1, keepdim=True) / task.num_classes
     shares = torch.tensor([member.share for member in members]).to(held)[:, None]
     held = (shares * held).clamp_min(1e-9)
     return held / held.sum(dim=0)
@@ -351,6 +347,9 @@ def play_round(
     phase: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> tuple[State, dict[str, Any]]:
     """Select, train, average, teach, distill, evaluate; each inside `phase(name)`, for timing."""
+    if task.method.head_by_class and task.method.correction == "scaffold" and state.memory:
+        # Measured gradients replace what the releases tell.
+        task = replace(task, method=replace(task.method, objectives=(), head_by_class=False))
     method, number = task.method, state.round + 1
     chosen, beliefs = select(task, number), None
     if "rehearsal" in objectives_of(task) or method.teacher in ("belief", "private-head"):
@@ -366,8 +365,7 @@ def play_round(
             for name, own in averages.items():
                 if method.head_by_class:
                     members = by_prototype([*present, *absent])[name]
-                    rehearsed = 1.0 if method.correction == "scaffold" else 0.0
-                    shares = class_shares(task, preparation, members, joint=rehearsed)
+                    shares = class_shares(task, preparation, members)
                     own |= head_by_class(members, shares, before=state.weights[name])
                 rate = method.server_rate
                 if method.correction == "scaffold":  # control variates of absent clients are old
@@ -585,7 +583,8 @@ def train_member(
         control = {key: -correction[key] - tensor / scale for key, tensor in moved.items()}
     else:
         control = {key: -correction[key] - local.proximal * moved[key] for key in moved}
-    return replace(member, size=1, control=control)  # both papers average clients equally
+    size = member.size if task.method.corrects_heads else 1  # both papers average clients equally
+    return replace(member, size=size, control=control)
 
 
 def control_of(task: Task, memory: Mapping[int, Member], client: int) -> Weights:

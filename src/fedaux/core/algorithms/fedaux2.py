@@ -3,9 +3,9 @@
 Clients share p(x | c) and differ by their class shares p_i(c), so what drifts apart is known: each
 client adds the logarithm of the class shares that it trains on to its logits, rehearses public
 examples for the classes that it lacks, and counts in row c of the head, and in the soft labels of
-examples of class c, in proportion to P(i | c). The drift that is left is corrected in the gradients
-of heads, whose loss is convex, by control variates, and in networks by an ensemble's predictions,
-because an average of networks is not their ensemble (docs/methods.md).
+examples of class c, in proportion to P(i | c). Heads have a convex loss: from the second round on,
+control variates correct their measured drift, and nothing has to be inferred. Networks learn an
+ensemble's predictions, because an average of networks is not their ensemble (docs/methods.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PUSH = 2.5
 
 @dataclass(frozen=True)
 class FedAux2(FedAvg):
-    """Start from the private head, adjust, rehearse, average by class, correct what is left."""
+    """Start from the private head, adjust, rehearse, average by class; correct measured drift."""
 
     pretrained: bool = True
     memory: bool = True
@@ -60,7 +60,7 @@ class FedAux2(FedAvg):
     distills: bool = True
     """Whether networks learn the ensemble's predictions."""
     corrects: bool = True
-    """Whether heads have control variates."""
+    """Whether heads have control variates, which replace class shares after the first round."""
     server_rate: float = 2.0
     """The server's parameters become old + rate * (average - old); see `_average` for heads."""
     smoothing: float = 0.8
@@ -92,21 +92,23 @@ class FedAux2(FedAvg):
         return replace(state, releases=found.releases)
 
     def round(self, server: Server, state: State) -> State:
-        """Train with rehearsal, average heads by class, correct the rest, smooth over rounds."""
+        """Train and average by class shares or measured drift, distill networks, smooth."""
         settings = server.task.experiment
         controls = Controls.of(server, state) if self._corrects(settings) else None
-        beliefs, joint = self._beliefs(server, state), self._joint(server, state)
+        measured = controls is not None and bool(controls.known)
+        beliefs = None if measured else self._beliefs(server, state)
         members = server.train(
             state,
+            objectives=() if measured else self.objectives,
             rehearse=beliefs,
-            strengths={"jointly-adjusted": joint},
+            strengths={"jointly-adjusted": self._joint(server, state)},
             corrections=None if controls is None else controls.corrections(corrected),
         )
         kept: Mapping[int, Mapping[str, Tensor]] = {}
         if controls is not None:
             kept = stored(controls.renewed(members, state.models, settings.local, mean_gradient))
-        models = self._average(server, state, members, corrected=controls is not None)
-        if self.asks(settings).distills:
+        models = self._average(server, state, members, measured=measured)
+        if beliefs is not None and self.asks(settings).distills:
             absent = server.absent(state, members) if self.memory else []
             members = server.predict([*members, *absent])
             labels = self.labels(server, state, members, beliefs)
@@ -120,8 +122,7 @@ class FedAux2(FedAvg):
 
     def problems(self, settings: ExperimentFields) -> list[str]:
         """Refuse heads whose gradients cannot be corrected; DP-SGD does without."""
-        local = settings.local
-        if settings.mode == "full" or local.privacy or not self.corrects:
+        if not self._corrects(settings):
             return []
         return sgd_problems(f"{self.name} in linear mode", settings)
 
@@ -142,8 +143,8 @@ class FedAux2(FedAvg):
     def _joint(self, server: Server, state: State) -> float:
         """Return how much rehearsed examples count in the class shares that clients train on.
 
-        1: as their own, half of all. Each local step pushes a missing class down in proportion to
-        its share; in heads control variates undo that, in networks a smaller share does.
+        1: as their own, half of all. Each local step of a network pushes a missing class down in
+        proportion to its share, so that many steps want a smaller one; heads do not.
         """
         settings = server.task.experiment
         sizes = [one.entry.num_examples for one in state.releases.values()]
@@ -151,39 +152,32 @@ class FedAux2(FedAvg):
         share = 0.5 if settings.mode == "linear" else min(0.5, PUSH / max(1, steps))
         return share / (1.0 - share)
 
-    def _held(
-        self, server: Server, state: State, members: Sequence[Member], *, rehearsed: bool = False
-    ) -> Tensor:
-        """Return P(i | c) [K, C] of members, from their own examples or, with as many, from those
-        that they rehearse as well."""
+    def _held(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
+        """Return P(i | c) [K, C] of members."""
         counts = {
             client: row
             for clients, estimate in server.scorer.class_estimates(state.releases).values()
             for client, row in zip(clients, estimate.counts, strict=True)
         }
-        own = torch.stack([counts[one.client] for one in members])
-        if rehearsed:
-            own = own + own.mean(dim=1, keepdim=True)
-        return class_shares(own if self.by_class else torch.ones_like(own), members)
+        return class_shares(torch.stack([counts[one.client] for one in members]), members)
 
     def _average(
-        self, server: Server, state: State, members: Sequence[Member], *, corrected: bool
+        self, server: Server, state: State, members: Sequence[Member], *, measured: bool
     ) -> dict[str, Weights]:
-        """Return the averages, with heads by class, moved by the server rate.
+        """Return the averages, with heads by class unless drift is measured, moved by the rate.
 
-        Corrected clients move rows of classes that they only rehearse as well, and control variates
-        of absent clients are old: the rate exceeds 1 by a share C.
+        Control variates of absent clients are old: with them the rate exceeds 1 by a share C.
         """
         settings, rate = server.task.experiment, self.server_rate
-        by_class = self.by_class and settings.aggregation == "mean"
-        if corrected:
+        by_class = self.by_class and settings.aggregation == "mean" and not measured
+        if self._corrects(settings):
             rate = 1.0 + (rate - 1.0) * settings.participation_rate
         models = server.average(state, members)
         with server.log.phase("average"):
             for name in sorted({one.prototype for one in members}):
                 before, own = state.models[name], [one for one in members if one.prototype == name]
                 if by_class:
-                    shares = self._held(server, state, own, rehearsed=corrected)
+                    shares = self._held(server, state, own)
                     head = head_by_class([one.weights for one in own], shares, before=before)
                     models[name] = {**models[name], **head}
                 models[name] = server_step(before, models[name], rate=rate)
