@@ -583,8 +583,8 @@ def train_member(
         control = {key: -correction[key] - tensor / scale for key, tensor in moved.items()}
     else:
         control = {key: -correction[key] - local.proximal * moved[key] for key in moved}
-    size = member.size if task.method.corrects_heads else 1  # both papers average clients equally
-    return replace(member, size=size, control=control)
+    equal = not task.method.corrects_heads  # both papers average clients equally
+    return replace(member, size=1 if equal else member.size, control=control)
 
 
 def control_of(task: Task, memory: Mapping[int, Member], client: int) -> Weights:
