@@ -517,6 +517,7 @@ def test_efficientnet_lite0_has_its_weights() -> None:
     assert round(encoder.parameters / 1e6, 2) == 3.37
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 on a fork
 @pytest.mark.parametrize("workers", [True, False])
 def test_worker_processes_decode_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: bool
