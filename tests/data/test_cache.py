@@ -72,6 +72,18 @@ def test_what_was_decoded_is_not_decoded_again(
         load_auxiliary(moved)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 on a fork
+def test_worker_processes_find_the_same_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / str(number) for number in range(200)]
+    for number, file in enumerate(files):
+        file.write_bytes(bytes([number]))
+    found = cache.content_key(files, settings={})
+    monkeypatch.setattr(cache, "MANY", 100)
+    assert cache.content_key(files, settings={}) == found
+
+
 def test_the_key_knows_names_content_and_settings(tmp_path: Path) -> None:
     folder(tmp_path / "set", size=2)
     files = [tmp_path / "set" / "0.png", tmp_path / "set" / "1.png"]

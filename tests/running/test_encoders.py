@@ -364,7 +364,7 @@ def test_photographs_of_all_sizes_run_predict_and_go_home(
 def test_an_interrupted_extraction_continues_and_a_second_run_finds_it_done(
     tmp_path: Path, photographs: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extraction, "CPU_BLOCK", 8)
+    monkeypatch.setattr(extraction, "BLOCK", 1)
     block = Extractor._block
     made: list[int] = []
 
@@ -375,7 +375,7 @@ def test_an_interrupted_extraction_continues_and_a_second_run_finds_it_done(
         return block(self, rows, *rest, **about)
 
     monkeypatch.setattr(Extractor, "_block", counted)
-    sections = photographs.data, Extractor(opened(tmp_path / "vit"), Compute())
+    sections = photographs.data, Extractor(opened(tmp_path / "vit"), Compute(), batch_size=8)
     attempt = 0
     with pytest.raises(KeyboardInterrupt):
         _loaded(*sections)
@@ -522,17 +522,17 @@ def test_efficientnet_lite0_has_its_weights() -> None:
 def test_worker_processes_decode_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: bool
 ) -> None:
-    monkeypatch.setattr(extraction, "CPU_BLOCK", 40)
+    monkeypatch.setattr(extraction, "BLOCK", 2)
     monkeypatch.setattr(extraction, "FEW", 50 if workers else 1000)
     draw = np.random.default_rng(0)
     shapes = draw.integers(20, 50, (90, 2))
     images = [draw.integers(0, 256, (3, *shape), dtype=np.uint8) for shape in shapes]
     contents: list[Any] = [_png(image) for image in images]
     contents[70] = b"broken"
-    extractor = Extractor(opened(image_encoder(tmp_path / "vit")), Compute())
+    extractor = Extractor(opened(image_encoder(tmp_path / "vit")), Compute(), batch_size=16)
     entries = ((f"row {row}", content) for row, content in enumerate(contents))
     blocks = list(extractor.encode_all(entries, bad_labels={3: "no label"}, expected=90))
-    assert [len(block.images) for block in blocks] == [39, 39, 10]
+    assert [len(block.images) for block in blocks] == [31, 32, 25]
     reasons = {row: reason for block in blocks for row, reason in block.reasons.items()}
     assert reasons[3] == "row 3: no label"
     assert reasons[70].startswith("row 70: cannot be decoded as an image")

@@ -8,9 +8,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import current_process, get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ CONTENT = "examples.bin"
 """The raw numbers; about.json has their type and shape."""
 KINDS = {"uint8": np.uint8, "int32": np.int32, "float16": np.float16}
 ABANDONED_SECONDS = 24 * 3600
+MANY, CHUNK = 2000, 250
+"""Files from which worker processes read them, this many at a time."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,31 @@ def folder() -> Path | None:
 
 def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
     """Return a digest of the files' relative names, sizes and content, and of the settings."""
+    names = [str(file.absolute()) for file in files]
     common = os.path.commonpath([str(file.absolute().parent) for file in files] or [""])
     digest = hashlib.sha256(json.dumps({"version": VERSION, **settings}, sort_keys=True).encode())
-    for file in files:
-        size = file.stat().st_size
-        try:
-            with file.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256").hexdigest()
-        except PermissionError:  # decoding says so, row by row
-            content = "not readable"
-        name = str(file.absolute()).removeprefix(common).lstrip(os.sep)
-        digest.update(f"\0{name}\0{size}\0{content}".encode(errors="surrogateescape"))
+    for name, content in zip(names, _contents(names), strict=True):
+        relative = name.removeprefix(common).lstrip(os.sep)
+        digest.update(f"\0{relative}\0{content}".encode(errors="surrogateescape"))
     return digest.hexdigest()[:40]
+
+
+def _contents(names: Sequence[str]) -> Iterator[str]:
+    """Yield size and digest of each file; worker processes read many files."""
+    if len(names) < MANY or current_process().daemon:  # a daemon starts no child
+        yield from map(_content, names)
+        return
+    with get_context("fork").Pool() as pool:
+        yield from pool.imap(_content, names, chunksize=CHUNK)
+
+
+def _content(name: str) -> str:
+    size = Path(name).stat().st_size
+    try:
+        with Path(name).open("rb") as stream:
+            return f"{size}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+    except PermissionError:  # decoding says so, row by row
+        return f"{size}\0not readable"
 
 
 def load(key: str) -> Stored | None:

@@ -19,28 +19,11 @@ LETTERS = string.ascii_uppercase + string.ascii_lowercase
 
 # An explicit list: matplotlib also has fonts without letters.
 FONTS = (
-    "DejaVuSans.ttf",
-    "DejaVuSans-Bold.ttf",
-    "DejaVuSans-Oblique.ttf",
-    "DejaVuSans-BoldOblique.ttf",
-    "DejaVuSansMono.ttf",
-    "DejaVuSansMono-Bold.ttf",
-    "DejaVuSansMono-Oblique.ttf",
-    "DejaVuSansMono-BoldOblique.ttf",
-    "DejaVuSerif.ttf",
-    "DejaVuSerif-Bold.ttf",
-    "DejaVuSerif-Italic.ttf",
-    "DejaVuSerif-BoldItalic.ttf",
-    "STIXGeneral.ttf",
-    "STIXGeneralBol.ttf",
-    "STIXGeneralItalic.ttf",
-    "STIXGeneralBolIta.ttf",
-    "cmr10.ttf",
-    "cmb10.ttf",
-    "cmti10.ttf",
-    "cmss10.ttf",
-    "cmtt10.ttf",
-    "cmmi10.ttf",
+    "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique "
+    "DejaVuSansMono DejaVuSansMono-Bold DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique "
+    "DejaVuSerif DejaVuSerif-Bold DejaVuSerif-Italic DejaVuSerif-BoldItalic "
+    "STIXGeneral STIXGeneralBol STIXGeneralItalic STIXGeneralBolIta "
+    "cmr10 cmb10 cmti10 cmss10 cmtt10 cmmi10"
 )
 
 GLYPH_SIDE = 64
@@ -154,10 +137,10 @@ def _catalogue() -> list[tuple[Path, str, int]]:
     import matplotlib  # a slow import
 
     directory = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    paths = [directory / name for name in FONTS if (directory / name).exists()]
+    paths = [file for name in FONTS.split() if (file := directory / f"{name}.ttf").exists()]
     if not paths:
         raise FileNotFoundError(
-            f"matplotlib should ship fonts such as {FONTS[0]} in {directory}, found none of them"
+            f"matplotlib should ship fonts such as DejaVuSans.ttf in {directory}, found none"
         )
     catalogue = []
     for path in paths:

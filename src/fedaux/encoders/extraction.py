@@ -12,7 +12,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, cycle, islice, tee
 from mmap import mmap
 from multiprocessing import current_process
 from pathlib import Path
@@ -36,8 +36,8 @@ from fedaux.encoders.preprocessing import Images, Preprocessing, Tokens
 from fedaux.files import replacing
 from fedaux.formatting import megabytes
 
-GPU_BLOCK, CPU_BLOCK = 8192, 1024
-"""Rows that are stored at a time; an interrupted extraction continues behind the last ones."""
+BLOCK = 32
+"""Batches that are stored at a time; an interrupted extraction continues behind the last ones."""
 GPU_BATCH, CPU_BATCH = 256, 32
 """Images of 224 pixels, or texts, per batch."""
 USUAL_PIXELS = 224 * 224
@@ -124,41 +124,39 @@ class Extractor:
         `place` is its name in the cache."""
         self._check_room(expected)
         self._prepare(expected)
-        folder = _unfinished(place)
-        numbered, number = enumerate(entries), 0
-        began, done, said = time.monotonic(), 0, False
+        folder, numbered, number = _unfinished(place), enumerate(entries), 0
+        while (stored := _stored(folder, number)) is not None:
+            yield stored
+            number, past = number + 1, len(stored.rows) + len(stored.reasons)
+            next(islice(numbered, past, past), None)
+        ahead, rest = tee(numbered)
         few = self.reads_texts or expected <= FEW or current_process().daemon  # starts no child
         workers = 0 if few else os.cpu_count() or 1
         size = self.batch_size if self.batch_size > 1 else self._compute.workers
-        slots = size * (1 + math.ceil(PART * (2 + PREFETCHED * workers) / size))
-        reading = Reading(self.encoder.inputs, bad_labels, encoding=encoding, slots=slots)
-        queue: list[tuple[int, Row]] = []
+        batches = 1 + math.ceil(PART * (2 + PREFETCHED * workers) / size)
+        reading = Reading(self.encoder.inputs, bad_labels, encoding=encoding, slots=batches * size)
         loader = DataLoader(
             reading,
             batch_size=PART,
-            sampler=queue,  # rows take the place of their numbers
+            sampler=zip(cycle(range(batches * size)), ahead, strict=False),
             collate_fn=list,
             num_workers=workers,
             prefetch_factor=PREFETCHED if workers else None,
-            persistent_workers=workers > 0,
             multiprocessing_context="fork" if workers else None,  # they share the slots
         )
-        length = GPU_BLOCK if self._compute.device.type == "cuda" else CPU_BLOCK
-        while rows := list(islice(numbered, length)):
-            file = None if folder is None else folder / f"{number:06d}.npz"
-            block = _stored(file)
-            if block is None:
-                queue[:] = [(place % slots, row) for place, row in enumerate(rows)]
-                block = self._block(rows, chain.from_iterable(loader), reading.pixels, size=size)
-                _store(file, block)
-                done += len(rows)
+        read = chain.from_iterable(loader)
+        pixels = cycle(reading.pixels.split(size))
+        began, done, said = time.monotonic(), 0, False
+        while rows := list(islice(rest, BLOCK * size)):
+            found = self._block(rows, read, pixels, size=size)
+            _store(folder, number, found)
+            number, done = number + 1, done + len(rows)
             seconds = time.monotonic() - began
-            if not said and seconds > PROGRESS_SECONDS and done:
+            if not said and seconds > PROGRESS_SECONDS:
                 said = True
                 kind = "texts" if self.reads_texts else "images"
                 notes.say(f"{self.encoder.source}: {done / seconds:.0f} {kind} per second")
-            yield block
-            number += 1
+            yield found
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -206,23 +204,23 @@ class Extractor:
         self._module = module
 
     def _block(
-        self, rows: Sequence[Row], read: Iterator[Read], pixels: Tensor, *, size: int
+        self, rows: Sequence[Row], read: Iterator[Read], pixels: Iterator[Tensor], *, size: int
     ) -> DecodedBlock:
-        """Return the features of some rows; images are in the slots `pixels`, in batches."""
+        """Return the features of some rows; `pixels` yields the slots of each batch of images."""
         found = np.zeros((len(rows), self.encoder.width), dtype=np.float16)
         reasons: dict[int, str] = {}
         texts: dict[int, str] = {}
         with np.errstate(over="ignore"):
-            for place, ((row, _), (text, reason)) in enumerate(zip(rows, read, strict=True)):
-                if reason is not None:
-                    reasons[row] = reason
-                elif text is not None:
-                    texts[place] = text
-                if not self.reads_texts and ((place + 1) % size == 0 or place + 1 == len(rows)):
-                    start = place - place % size
-                    slot = start % len(pixels)
-                    features = self._halving(pixels[slot : slot + size])  # always a full batch
-                    found[start : place + 1] = features[: place + 1 - start].numpy()
+            for start in range(0, len(rows), size):
+                for place, (row, _) in enumerate(rows[start : start + size], start):
+                    text, reason = next(read)
+                    if reason is not None:
+                        reasons[row] = reason
+                    elif text is not None:
+                        texts[place] = text
+                if not self.reads_texts:
+                    features = self._halving(next(pixels))  # always a full batch
+                    found[start : start + size] = features[: len(rows) - start].numpy()
             self._of_texts(texts, found)
         for place, (row, (where, _)) in enumerate(rows):
             if row not in reasons and not np.isfinite(found[place]).all():
@@ -379,9 +377,11 @@ def _unfinished(place: str | None) -> Path | None:
     return parent / f"unfinished-{place}"
 
 
-def _stored(file: Path | None) -> DecodedBlock | None:
+def _stored(folder: Path | None, number: int) -> DecodedBlock | None:
+    if folder is None:
+        return None
     try:
-        with np.load(file, allow_pickle=False) as held:  # type: ignore[arg-type]
+        with np.load(folder / f"{number:06d}.npz", allow_pickle=False) as held:
             reasons = json.loads(str(held["reasons"]))
             return DecodedBlock(
                 held["features"], held["rows"].tolist(), {int(row): why for row, why in reasons}
@@ -390,9 +390,9 @@ def _stored(file: Path | None) -> DecodedBlock | None:
         return None  # missing, or torn by a crash: made again
 
 
-def _store(file: Path | None, block: DecodedBlock) -> None:
-    if file is None:
+def _store(folder: Path | None, number: int, block: DecodedBlock) -> None:
+    if folder is None:
         return
-    reasons = json.dumps(list(block.reasons.items()))
+    file, reasons = folder / f"{number:06d}.npz", json.dumps(list(block.reasons.items()))
     with suppress(OSError), replacing(file) as temporary, temporary.open("wb") as stream:
         np.savez(stream, features=block.images, rows=np.array(block.rows), reasons=reasons)
