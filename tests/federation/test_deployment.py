@@ -327,19 +327,19 @@ def draw_folders(folder: Path, shapes: list[str], *, size: int, seed: int) -> No
             image.save(folder / shape / f"{number}.png")
 
 
-def test_a_hundred_clients_in_flowers_simulation(reader: Reader) -> None:
+def test_many_clients_in_flowers_simulation(reader: Reader) -> None:
     pytest.importorskip("ray")
     reader.follow(section("Many clients on one machine"))
     reader.run(
-        "fedaux run hundred/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out "
+        "fedaux run many/app/recipe.toml --set rounds=1 --set engine.clients_at_once=1 --out "
         "simulated",
         "server",
     )
     (federated,), (simulated,) = (
-        rows_of(reader.machine("server") / name) for name in ("hundred/runs/hundred", "simulated")
+        rows_of(reader.machine("server") / name) for name in ("many/runs/many", "simulated")
     )
-    assert len(federated["clients_asked"]) == 100
+    assert len(federated["clients_asked"]) == 40
     assert federated["clients_answered"] == simulated["clients_answered"]
-    assert len(federated["clients_answered"]) > 50
+    assert len(federated["clients_answered"]) > 20
     for key in ("accuracy", "loss", "local_loss"):
         assert federated[key] == simulated[key], key

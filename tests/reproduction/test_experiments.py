@@ -221,6 +221,7 @@ GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
     context = Context(tmp_path, tiny(rounds=1))
     outcome = write(privacy_grid.run(context, grids=GRID), tmp_path, "privacy")
@@ -271,6 +272,7 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_robustness_runs_what_a_method_reads_and_finds_where_it_is_behind(tmp_path: Path) -> None:
     methods = ["fedavg+p", "private-head", "fedaux2"]
     context = Context(tmp_path, tiny(method=methods, rounds=1))
@@ -371,6 +373,7 @@ def test_three_mechanisms_fit_a_page() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_grid_shows_what_is_done_and_names_what_is_not(tmp_path: Path) -> None:
     limited = Context(tmp_path, tiny(rounds=1), sweeping={"time_limit": 1e-9})
     nothing = privacy_grid.run(limited, grids=GRID)
