@@ -25,13 +25,25 @@ torch.set_num_threads(1)  # two test processes on two cores
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of a test as slow that its mark `quickly` does not name."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the cases of a test as slow that its mark `quickly` does not name. Federations, whose
+    processes wait, come first in each worker's part of the tests."""
     for item in items:
         mark = item.get_closest_marker("quickly")
         if mark and isinstance(item, pytest.Function) and item.callspec.id not in mark.args:
             item.add_marker("slow")
+    yield  # tests are selected
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    kinds: list[list[pytest.Item]] = [[], []]
+    for item in items:
+        kinds[item.get_closest_marker("federation") is None].append(item)
+    items[:] = [
+        item
+        for part in range(workers)
+        for kind in kinds
+        for item in kind[part * len(kind) // workers : (part + 1) * len(kind) // workers]
+    ]
 
 
 @pytest.fixture

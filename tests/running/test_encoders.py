@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.encoders import KINDS, image_encoder, text_encoder
+from helpers.typing_commands import called
 from PIL import Image
 from torch import Tensor, nn
 
@@ -319,6 +320,17 @@ def test_a_dry_run_says_what_the_run_takes(tmp_path: Path, photographs: Experime
         before = megabytes((own["bytes_down"] - 2 * row["bytes_down"]) / 3)
         assert f"down {before} + {megabytes(row['bytes_down'] / 3)}, up" in line
     assert lines[3].startswith("Memory: ")
+
+
+def test_the_privacy_plan_makes_features_of_a_sample_alone(
+    tmp_path: Path, photographs: Experiment
+) -> None:
+    recipe = RECIPE.format(encoder=tmp_path / "vit", folder=tmp_path)
+    (tmp_path / "own.toml").write_text(recipe, encoding="utf-8")
+    said = called("privacy", "own.toml", cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    assert "ε" in said.stdout
+    assert not (tmp_path / "cache").exists()
 
 
 def test_features_that_fit_nowhere_are_refused_before_an_image_is_read(

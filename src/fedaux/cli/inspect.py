@@ -90,12 +90,13 @@ def recipes() -> None:
 def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugins = None) -> None:
     """Compute each client's privacy cost (ε, δ) and noise level, before anything runs."""
     experiment = load(recipe, overrides or [], plugins=plugins)
+    from fedaux.running.dry_run import sampled
     from fedaux.running.preflight import check_data
     from fedaux.running.privacy_plan import privacy_plan
-    from fedaux.running.run import load_inputs, split_for
+    from fedaux.running.run import split_for
 
-    inputs = load_inputs(experiment)
-    labelled, auxiliary = inputs.data, inputs.auxiliary
+    with sampled(experiment) as (inputs, _):
+        labelled, auxiliary = inputs.data, inputs.auxiliary
     check_data(experiment, labelled, auxiliary)
     sizes = [len(part) for part in split_for(experiment, labelled, experiment.seeds[0])]
     num_negatives = round(experiment.auxiliary.negatives_fraction * len(auxiliary))
@@ -106,9 +107,8 @@ def privacy(recipe: Recipe = "demo", overrides: Overrides = None, plugins: Plugi
         num_negatives=num_negatives,
         num_classes=len(labelled.classes),
     )
-    console = Console()
     for part in plan.render():
-        console.print(part, highlight=False, soft_wrap=isinstance(part, str))
+        Console().print(part, highlight=False, soft_wrap=isinstance(part, str))
 
 
 def audit(

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedaux.encoders.extraction import BLOCK
 from fedaux.formatting import decimal, megabytes
 from fedaux.recipes import merged
 from fedaux.running.remaining import duration
-from fedaux.running.run import load_inputs, run
+from fedaux.running.run import Inputs, load_inputs, run
 
 
 class Sampler(Extractor):
@@ -45,10 +45,9 @@ class Sampler(Extractor):
             began = time.perf_counter()
             with redirect_stderr(io.StringIO()):
                 (block,) = super().encode_all(iter(first), expected=expected, **others)
-            seconds = time.perf_counter() - began
-        yield block
         self.inputs += expected
-        self.seconds += seconds * expected / len(first)
+        self.seconds += (time.perf_counter() - began) * expected / len(first)
+        yield block
         rows = [row for row in range(len(first), expected) if row not in others["bad_labels"]]
         mean, deviation = block.images.mean(axis=0), block.images.std(axis=0)
         draw = np.random.default_rng(0)
@@ -58,30 +57,36 @@ class Sampler(Extractor):
             yield DecodedBlock((mean + deviation * numbers).astype(np.float16), part, {})
 
 
+@contextmanager
+def sampled(experiment: Experiment) -> Iterator[tuple[Inputs, list[Sampler]]]:
+    """Load the data of an experiment; features of an encoder are made of some inputs alone, and
+    nothing stays in the cache."""
+    made: list[Sampler] = []
+
+    def sampler(experiment: Experiment, compute: Compute) -> Sampler | None:
+        if found := extractor_of(experiment, compute):
+            made.append(Sampler(found.encoder, compute, batch_size=found.batch_size))
+        return made[0] if made else None
+
+    with tempfile.TemporaryDirectory(prefix="fedaux-dry-") as place:
+        cache = {"FEDAUX_CACHE": place} if experiment.encoder is not None else {}
+        with patch.dict(os.environ, cache):
+            yield load_inputs(experiment, extractor_for=sampler), made
+
+
 def measured(experiment: Experiment) -> list[str]:
     """Play one round with the first seed and one epoch of pretraining, and return lines of what
     the whole run would take. The features of an encoder are measured on some inputs."""
     first = {"rounds": 1, "seeds": experiment.seeds[:1], "output": {"models": False}}
     once = Experiment(**merged(experiment.to_dict(), first | {"pretraining": {"epochs": 1}}))
-    made: list[Sampler] = []
-
-    def sampler(experiment: Experiment, compute: Compute) -> Sampler | None:
-        if (found := extractor_of(experiment, compute)) is None:
-            return None
-        made.append(Sampler(found.encoder, compute, batch_size=found.batch_size))
-        return made[0]
-
-    with tempfile.TemporaryDirectory(prefix="fedaux-dry-") as place:
-        cache = {"FEDAUX_CACHE": place} if experiment.encoder is not None else {}
-        with patch.dict(os.environ, cache):
-            inputs = load_inputs(once, extractor_for=sampler)
-            with redirect_stderr(io.StringIO()):  # what a single round is warned of
-                result = run(once, out=Path(place) / "run", load=lambda _: inputs, progress=False)
+    with sampled(once) as (inputs, made), tempfile.TemporaryDirectory() as place:
+        with redirect_stderr(io.StringIO()):  # what a single round is warned of
+            result = run(once, out=Path(place) / "run", load=lambda _: inputs, progress=False)
         rows = {row["method"]: row for row in result.metrics()}
     lines, shared = [], result.summary["shared_seconds"] * experiment.pretraining.epochs
     if made:
-        stored = 2 * made[0].encoder.width * made[0].inputs
-        took = f"{duration(made[0].seconds)}, {megabytes(stored)} MB in the cache"
+        stored = megabytes(2 * made[0].encoder.width * made[0].inputs)
+        took = f"{duration(made[0].seconds)}, {stored} MB in the cache"
         lines.append(f"Features of {made[0].inputs:,} inputs: {took}, unless they are there")
         shared = result.summary["shared_seconds"] + made[0].seconds
     total = shared
@@ -97,9 +102,8 @@ def measured(experiment: Experiment) -> list[str]:
             f"{own['method']}: {decimal(seconds)} s per round; MB per client, once + each "
             f"time: down {sent[0]}, up {sent[1]}"
         )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak *= 1 if sys.platform == "darwin" else 1024
-    memory = f"Memory: {megabytes(peak)} MB"
+    unit = 1 if sys.platform == "darwin" else 1024
+    memory = f"Memory: {megabytes(unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)} MB"
     if torch.cuda.is_available():
         memory += f", of the GPU {megabytes(torch.cuda.max_memory_allocated())} MB"
     return [*lines, memory, f"Time: about {duration(total)} in all"]
