@@ -376,7 +376,7 @@ def test_photographs_of_all_sizes_run_predict_and_go_home(
 def test_an_interrupted_extraction_continues_and_a_second_run_finds_it_done(
     tmp_path: Path, photographs: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extraction, "BLOCK", 1)
+    monkeypatch.setattr(extraction, "MOST", 8)
     block = Extractor._block
     made: list[int] = []
 
@@ -387,7 +387,7 @@ def test_an_interrupted_extraction_continues_and_a_second_run_finds_it_done(
         return block(self, rows, *rest, **about)
 
     monkeypatch.setattr(Extractor, "_block", counted)
-    sections = photographs.data, Extractor(opened(tmp_path / "vit"), Compute(), batch_size=8)
+    sections = photographs.data, Extractor(opened(tmp_path / "vit"), Compute(), batch_size=4)
     attempt = 0
     with pytest.raises(KeyboardInterrupt):
         _loaded(*sections)
@@ -534,7 +534,7 @@ def test_efficientnet_lite0_has_its_weights() -> None:
 def test_worker_processes_decode_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: bool
 ) -> None:
-    monkeypatch.setattr(extraction, "BLOCK", 2)
+    monkeypatch.setattr(extraction, "MOST", 20)
     monkeypatch.setattr(extraction, "FEW", 50 if workers else 1000)
     draw = np.random.default_rng(0)
     shapes = draw.integers(20, 50, (90, 2))

@@ -36,8 +36,9 @@ from fedaux.encoders.preprocessing import Images, Preprocessing, Tokens
 from fedaux.files import replacing
 from fedaux.formatting import megabytes
 
-BLOCK = 32
-"""Batches that are stored at a time; an interrupted extraction continues behind the last ones."""
+BLOCK, MOST = 32, 8192
+"""Batches that are stored at a time, and rows at most (two batches may have more); an interrupted
+extraction continues behind the last ones."""
 GPU_BATCH, CPU_BATCH = 256, 32
 """Images of 224 pixels, or texts, per batch."""
 USUAL_PIXELS = 224 * 224
@@ -147,7 +148,7 @@ class Extractor:
         read = chain.from_iterable(loader)
         pixels = cycle(reading.pixels.split(size))
         began, done, said = time.monotonic(), 0, False
-        while rows := list(islice(rest, BLOCK * size)):
+        while rows := list(islice(rest, size * max(2, min(BLOCK, MOST // size)))):
             found = self._block(rows, read, pixels, size=size)
             _store(folder, number, found)
             number, done = number + 1, done + len(rows)

@@ -22,7 +22,7 @@ from fedaux.config import Experiment
 from fedaux.core.compute import Compute
 from fedaux.data.decoding import DecodedBlock, Entry
 from fedaux.encoders import Extractor, extractor_of
-from fedaux.encoders.extraction import BLOCK
+from fedaux.encoders.extraction import MOST
 from fedaux.formatting import decimal, megabytes
 from fedaux.recipes import merged
 from fedaux.running.remaining import duration
@@ -51,8 +51,8 @@ class Sampler(Extractor):
         rows = [row for row in range(len(first), expected) if row not in others["bad_labels"]]
         mean, deviation = block.images.mean(axis=0), block.images.std(axis=0)
         draw = np.random.default_rng(0)
-        for start in range(0, len(rows), length := BLOCK * self.batch_size):
-            part = rows[start : start + length]
+        for start in range(0, len(rows), MOST):
+            part = rows[start : start + MOST]
             numbers = draw.standard_normal((len(part), len(mean)), dtype=np.float32)
             yield DecodedBlock((mean + deviation * numbers).astype(np.float16), part, {})
 
