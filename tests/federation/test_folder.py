@@ -19,7 +19,8 @@ from fedaux.config import ConfigError
 from fedaux.core.dpsgd import update_entry
 from fedaux.data import load_labelled
 from fedaux.federation.check import check_node
-from fedaux.federation.folder import port_of, write_folder
+from fedaux.federation.flower_internals.processes import port_of
+from fedaux.federation.folder import write_folder
 from fedaux.federation.node import load_node
 from fedaux.federation.policy import Guard
 from fedaux.federation.work import own_data

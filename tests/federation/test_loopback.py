@@ -16,7 +16,7 @@ pytest.importorskip("flwr", reason="needs the extra flower")
 from flwr.proto.node_pb2 import NodeInfo
 from helpers.loopback import LoopbackGrid, write_nodes
 
-from fedaux.federation.members import register
+from fedaux.federation.registry import register
 from fedaux.federation.server import ServerCallback, federate
 from fedaux.federation.status import StatusCallback
 from fedaux.federation.watch import read_status

@@ -438,7 +438,7 @@ def test_keys_are_compared_as_their_files_have_them(tmp_path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
 
     from fedaux.federation.keys import write_node_key
-    from fedaux.federation.members import key_of, same_key
+    from fedaux.federation.registry import key_of, same_key
 
     public = write_node_key(tmp_path / "node.key", comment="ward 7").read_text()
     key = serialization.load_ssh_public_key(public.encode())

@@ -110,7 +110,9 @@ def test_many_answers_are_not_as_many_files(
 ) -> None:
     written: list[Path] = []
     board = StatusCallback(tmp_path, num_clients=100, rounds=1)
-    monkeypatch.setattr("fedaux.files.save_json", lambda path, value: written.append(path))
+    monkeypatch.setattr(
+        "fedaux.federation.status.save_json", lambda path, value: written.append(path)
+    )
     board.asked(range(100), what="train", round=1)
     for client in range(100):
         board.answered(client)

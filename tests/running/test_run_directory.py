@@ -25,7 +25,6 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.core.server import Server
 from fedaux.core.task import State
 from fedaux.fast.feature_cache import FeatureCache
-from fedaux.files import save_checked
 from fedaux.models.standardised import without_map
 from fedaux.pretrain.training import Training
 from fedaux.privacy.ledger import LedgerEntry
@@ -38,6 +37,7 @@ from fedaux.running.display import (
     warning_lines,
 )
 from fedaux.running.shared import digest_of
+from fedaux.tensor_files import save_checked
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:

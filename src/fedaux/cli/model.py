@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedaux.cli.arguments import Plugins, load_plugins
+from fedaux.files import refuse_unwritable, replacing
 
 if TYPE_CHECKING:
     from fedaux.predict.inputs import Inputs
@@ -72,7 +73,6 @@ def export(
     that do not have fedaux.
     """
     load_plugins(plugins)
-    from fedaux.files import refuse_unwritable
     from fedaux.formatting import privacy_budget
     from fedaux.predict.export import SUFFIXES, format_of
     from fedaux.predict.export import export as write
@@ -131,7 +131,6 @@ def predict(
     probability of every class.
     """
     load_plugins(plugins)
-    from fedaux.files import refuse_unwritable
     from fedaux.predict.files import describe
     from fedaux.predict.inputs import Inputs
     from fedaux.predict.trained_model import load
@@ -153,7 +152,6 @@ def _write(inputs: Inputs, classes: Sequence[str], out: Path, *, bad: dict[str, 
     """Write the table batch by batch; return the number of its rows."""
     from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 
-    from fedaux.files import replacing
     from fedaux.formatting import cell
     from fedaux.running.display import live_bar
 

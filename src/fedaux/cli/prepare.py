@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from fedaux.cli.arguments import Overrides, Plugins, Recipe, load
+from fedaux.files import refuse_unwritable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,7 +120,6 @@ def pretrain(
     experiment = load(recipe, overrides or [], plugins=plugins, unlabelled=True)
     if out is not None and out.suffix != ".safetensors":
         raise ValueError(f"--out {out}: should end in .safetensors")
-    from fedaux.files import refuse_unwritable
     from fedaux.running import pretraining as command
 
     for file in () if out is None else (out, out.with_suffix(".json")):
@@ -187,7 +187,6 @@ def encoder(
     from fedaux.config import Engine
     from fedaux.core.compute import choose_device, compute_for
     from fedaux.encoders.extraction import described, encoder_named
-    from fedaux.files import refuse_unwritable
 
     if out is not None:
         refuse_unwritable(out, key="--out")

@@ -43,7 +43,7 @@ from fedaux.data.tensors import (
 from fedaux.data.texts import Texts
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.data.vocabulary_choice import vocabulary_of
-from fedaux.files import content_digest
+from fedaux.tensor_files import content_digest
 
 NOISE_SHAPE = (3, 32, 32)
 """Shape of noise images for an encoder."""

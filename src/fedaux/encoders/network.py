@@ -32,9 +32,9 @@ from fedaux.encoders.preprocessing import (
     to_json,
     tokens_of,
 )
-from fedaux.files import save_tensors, weights_digest
 from fedaux.formatting import install_hint
 from fedaux.models.fit import check_weights
+from fedaux.tensor_files import save_tensors, weights_digest
 
 FORMAT = "fedaux encoder 1"
 LITE = "efficientnet-lite0"

@@ -14,7 +14,6 @@ from fedaux.config import ConfigError, Experiment
 from fedaux.core.algorithms import METHODS, all_asks
 from fedaux.data import LabelledData
 from fedaux.federation import sent
-from fedaux.federation.folder import port_of
 from fedaux.federation.node import NodeConfig, load_node
 from fedaux.federation.plan import check_plan, plan_of
 from fedaux.federation.policy import Guard, Refusal
@@ -33,7 +32,7 @@ def check_server(folder: Path) -> list[str]:
     """Return messages about the certificates of a server. Raises ValueError if they are
     missing, or nodes or its own processes would reject them."""
     from fedaux.federation.certificates import warnings_of
-    from fedaux.federation.flower_internals.processes import link_arguments
+    from fedaux.federation.flower_internals.processes import link_arguments, port_of
 
     port = port_of(folder, simulation=False)
     link_arguments(folder, host="0.0.0.0", port=port, simulation=False)

@@ -174,18 +174,16 @@ def register(
     from fedaux.federation.flower_internals import processes
 
     processes.require_flower()
-    from fedaux.federation.folder import port_of
-    from fedaux.federation.members import REGISTRY, fingerprint
-    from fedaux.federation.members import register as bind
+    from fedaux.federation import registry
 
     folder = folder.resolve()
     text = public_key.read_text(encoding="utf-8")
-    if fingerprint(text) == "no key":
+    if registry.fingerprint(text) == "no key":
         raise ValueError(f"{public_key}: should be a public key, as `fedaux federate key` writes")
-    port_of(folder, simulation=False)  # raises for a folder of something else
-    bind(folder / REGISTRY, client=client, key=text, replace=replace)
+    processes.port_of(folder, simulation=False)  # raises for a folder of something else
+    registry.register(folder / registry.REGISTRY, client=client, key=text, replace=replace)
     processes.register_key(folder, public_key)
-    typer.echo(f"client {client}: {fingerprint(text)}")
+    typer.echo(f"client {client}: {registry.fingerprint(text)}")
 
 
 @app.command()
@@ -203,11 +201,10 @@ def link(
     """
     from fedaux.federation import keys
     from fedaux.federation.flower_internals import processes
-    from fedaux.federation.folder import port_of
 
     processes.require_flower()
     folder = folder.resolve()
-    port = port_of(folder, simulation=simulation)
+    port = processes.port_of(folder, simulation=simulation)
     arguments = processes.link_arguments(
         folder, host="127.0.0.1" if simulation else host, port=port, simulation=simulation
     )
@@ -249,10 +246,10 @@ def node(
     from fedaux.federation.flower_internals import processes
 
     processes.require_flower()
+    from fedaux.federation import sent
     from fedaux.federation.certificates import authority_problems
     from fedaux.federation.keys import make_private
     from fedaux.federation.node import load_node
-    from fedaux.federation.policy import Guard
 
     loaded = load_node(file)
     if loaded.privacy.noise == "secure":
@@ -265,7 +262,7 @@ def node(
         port=port,
     )
     problems = authority_problems(certificate or file.parent / "ca.crt")
-    if problems := [*problems, *Guard(loaded).problems()]:
+    if problems := [*problems, *sent.problems(loaded.folder)]:
         raise ValueError("\n".join(problems))
     if Path(loaded.state).is_dir():
         make_private(Path(loaded.state))

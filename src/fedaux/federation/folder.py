@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -127,32 +126,6 @@ def write_folder(
 def needs_plain_updates(recipe: str) -> bool:
     """Return whether a recipe trains without DP-SGD, so that its updates are not protected."""
     return "privacy" not in (read_recipe(find_recipe(recipe))[0].get("local") or {})
-
-
-def port_of(folder: Path, *, simulation: bool) -> int:
-    """Return the port of the server of a folder. Raises ValueError for other folders."""
-    return _address_of(folder, simulation=simulation)[1]
-
-
-def own_names(folder: Path) -> list[str]:
-    """Return the name by which `flwr` reaches the server of a folder."""
-    return [_address_of(folder, simulation=False)[0]]
-
-
-def _address_of(folder: Path, *, simulation: bool) -> tuple[str, int]:
-    file = folder / "flower" / "config.toml"
-    try:
-        connections = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"]
-        address: str = connections["simulation" if simulation else connections["default"]][
-            "address"
-        ]
-        host, _, port = address.rpartition(":")
-        return host.strip("[]"), int(port)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file}: has no address ({error}); `fedaux federate init` creates a federation's "
-            "folder"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ HELP = {
 
 def server_report(folder: Path) -> Report:
     """Return the state of a federation's server: its TLS endpoint, and its latest run."""
-    from fedaux.federation.folder import own_names, port_of
+    from fedaux.federation.flower_internals.processes import own_names, port_of
 
     found = Report()
     authority = folder / "certificates" / "ca.crt"

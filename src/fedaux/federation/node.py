@@ -27,6 +27,7 @@ from fedaux.config import (
     _as_tuple,
 )
 from fedaux.config_errors import DEVICE_PATTERN, parsed_toml, problems_in
+from fedaux.files import save_text
 from fedaux.privacy.bounds import DELTA, EPSILON
 
 LOGGER = logging.getLogger("fedaux.node")
@@ -141,8 +142,6 @@ def keep_policy(path: Path, config: NodeConfig) -> dict[str, str]:
     The copies of earlier starts stay, so that every digest in the ledger can be looked up. Raises
     ValueError if the file is no longer the one that was read.
     """
-    from fedaux.files import save_text  # imports torch, which answering a greeting does without
-
     content = _content(path)
     if _sha256(content) != config.digest:
         raise ValueError(f"{path}: changed while the node started; start it again")

@@ -29,11 +29,12 @@ from fedaux.core.objectives import OBJECTIVES
 from fedaux.core.weights import below
 from fedaux.federation import sent
 from fedaux.federation.node import NodeConfig
-from fedaux.files import read_json, save_json, save_tensors
+from fedaux.files import save_json
 from fedaux.privacy.bounds import release_problem
 from fedaux.privacy.filters import FILTERS, ROUNDING
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
+from fedaux.tensor_files import save_tensors
 
 
 class Refusal(ValueError):
@@ -121,10 +122,7 @@ class Guard:
 
     def problems(self, *, noted: str | None = None) -> list[str]:
         """Return what does not fit in the ledger and the whole record of what left."""
-        ledger = self._ledger()
-        return sent.problems(
-            self._folder, last=ledger.get("sent"), spent=ledger["spent"], noted=noted
-        )
+        return sent.problems(self._folder, noted=noted)
 
     def counted(self) -> list[LedgerEntry]:
         """Return what the budget covers: everything except unprotected releases.
@@ -285,12 +283,10 @@ class Guard:
         return {**about, "run": _digest_of_text(run), **more, "entry": entry.to_json()}
 
     def _ledger(self) -> dict[str, Any]:
-        file = self._folder / "ledger.json"
-        ledger: dict[str, Any] = read_json(file) if file.exists() else {"version": 1, "spent": []}
-        return ledger
+        return sent.ledger(self._folder)
 
     def _save(self, ledger: Mapping[str, Any]) -> None:
-        save_json(self._folder / "ledger.json", ledger)
+        save_json(self._folder / sent.LEDGER, ledger)
 
 
 def digest_of(text: str, *groups: Mapping[str, Tensor]) -> str:

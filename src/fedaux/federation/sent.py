@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-NAME = "sent.jsonl"
+from fedaux.files import read_json
+
+NAME, LEDGER = "sent.jsonl", "ledger.json"
 START = "0" * 64
 """The hash before the first line."""
 HOW_TO_GO_ON = (
@@ -76,20 +78,26 @@ def lines(folder: Path) -> Iterator[str]:
                 yield line[:-1]
 
 
-def problems(
-    folder: Path, *, last: str | None, spent: Sequence[Mapping[str, Any]], noted: str | None = None
-) -> list[str]:
+def ledger(folder: Path) -> dict[str, Any]:
+    """Return the ledger of a node's state. Raises ValueError if it is damaged."""
+    file = folder / LEDGER
+    held: dict[str, Any] = read_json(file) if file.exists() else {"version": 1, "spent": []}
+    return held
+
+
+def problems(folder: Path, *, noted: str | None = None) -> list[str]:
     """Return what does not fit in the whole record: the chain, its end, the ledger's costs, and a
     hash that was noted earlier."""
-    file, found = folder / NAME, []
-    rows = {row["request"]: row["entry"] for row in spent}
+    file, found, held = folder / NAME, [], ledger(folder)
+    rows = {row["request"]: row["entry"] for row in held["spent"]}
+    last: str | None = held.get("sent")
     previous: str | None = None
     hashes = {START}
     for number, line in enumerate(lines(folder), start=1):
         try:
-            held = json.loads(line)
-            chained = held["previous"] == hash_of(previous) and held["number"] == number
-            entry, request = held["entry"], held["request"]
+            read = json.loads(line)
+            chained = read["previous"] == hash_of(previous) and read["number"] == number
+            entry, request = read["entry"], read["request"]
         except (ValueError, KeyError, TypeError):
             return [f"{file}, line {number}: cannot be read"]
         if not chained:

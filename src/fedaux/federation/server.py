@@ -21,7 +21,8 @@ from fedaux.core.task import Task
 from fedaux.data import load_auxiliary, load_test, notes
 from fedaux.encoders import extractor_of
 from fedaux.federation.flower_clients import FlowerClients
-from fedaux.federation.members import REGISTRY, Members
+from fedaux.federation.members import Members
+from fedaux.federation.registry import REGISTRY
 from fedaux.federation.status import StatusCallback
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running import preflight as checks

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedaux.files import save_json
+
 if TYPE_CHECKING:
     from fedaux.core.task import Task
 
@@ -18,8 +20,6 @@ VERSION = 1
 LEAST_SECONDS = 0.5
 """Least time between two writes that are not urgent: a hundred answers need not be a hundred
 writes."""
-
-
 MOST_TURNED_AWAY = 20
 """Nodes that were turned away and are listed, the latest."""
 PROCESS_GONE = "the run's process is gone; continue with resume=true"
@@ -162,8 +162,6 @@ class StatusCallback:
         self._write(urgent=True)
 
     def _write(self, *, urgent: bool = False) -> None:
-        from fedaux.files import save_json  # imports torch, which `watch` does not need
-
         with self._lock:
             if not urgent and time.monotonic() - self._written < LEAST_SECONDS:
                 return

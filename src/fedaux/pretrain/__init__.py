@@ -14,7 +14,6 @@ import torch
 from fedaux import seeding
 from fedaux.core.messages import Weights
 from fedaux.core.weights import snapshot
-from fedaux.files import content_digest
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
@@ -38,6 +37,7 @@ from fedaux.pretrain.training import (
     Training,
     pretrain,
 )
+from fedaux.tensor_files import content_digest
 
 __all__ = [
     "H0",

@@ -26,8 +26,9 @@ from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.core.weights import below, flat
 from fedaux.data.vocabulary import METADATA, Vocabulary
-from fedaux.files import read_json, save_json, save_tensors, weights_digest
+from fedaux.files import read_json, save_json
 from fedaux.models import MODELS, SplitModel, model_options
+from fedaux.tensor_files import save_tensors, weights_digest
 
 PROCEDURE = 2
 """Increased when the same settings give another h0."""

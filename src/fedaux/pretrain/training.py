@@ -28,8 +28,8 @@ from fedaux.core.weights import below, flat, snapshot
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast.capture import capture
 from fedaux.fast.fallback import attempt, compiled
-from fedaux.files import save_tensors
 from fedaux.pretrain.objectives import Objective, objective_of, resolved
+from fedaux.tensor_files import save_tensors
 
 SAVE_SECONDS = 30.0
 """Minimum time between two saves of progress, at the end of an epoch."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedaux.files import save_text
+
 if TYPE_CHECKING:
     from fedaux.report.html import Parts
 
@@ -14,7 +16,6 @@ def write_report(directory: Path) -> Path:
 
     Raises ValueError if ``directory`` is neither, or has a file that cannot be read.
     """
-    from fedaux.files import save_text
     from fedaux.report.page import render  # imports matplotlib
     from fedaux.report.results import read_runs
 
@@ -43,7 +44,6 @@ def write_tables(directory: Path, out: Path) -> list[Path]:
     The numbers that the page offers as CSV are files, too: records.csv has a line for every run,
     method and seed. Raises ValueError as :func:`write_report` does.
     """
-    from fedaux.files import save_text
     from fedaux.report.latex import PACKAGES, to_latex
     from fedaux.report.tables import to_csv, to_markdown
 

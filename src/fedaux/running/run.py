@@ -43,7 +43,7 @@ from fedaux.data.vocabulary import Vocabulary
 from fedaux.encoders import Encoder, Extractor, extractor_of
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
-from fedaux.files import read_json, save_json, save_tensors
+from fedaux.files import read_json, save_json
 from fedaux.formatting import optional
 from fedaux.models import SplitModel
 from fedaux.predict.trained_model import TrainedModel, load
@@ -57,6 +57,7 @@ from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory, stored_experiment
 from fedaux.running.shared import turn
 from fedaux.running.summary import summarise
+from fedaux.tensor_files import save_tensors
 
 TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,7 +26,6 @@ from typing import Any, NoReturn
 from fedaux.federation import logs
 from fedaux.federation.certificates import server_problems
 from fedaux.federation.flower_internals import relay, supernode, warm
-from fedaux.federation.folder import own_names
 from fedaux.federation.keys import require_private
 from fedaux.federation.node import NodeConfig, keep_policy
 from fedaux.formatting import install_hint
@@ -35,10 +35,10 @@ QUIET = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
 }
-"""Turns off telemetry, installation of software, and idle time between message and task, unless
-the user has set these variables."""
+"""Turns off telemetry and installation of software, unless the user has set these variables."""
+PROMPT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+"""Shortens the idle time between message and task at a node, unless the user has set it."""
 
 FORGET_SECONDS = 5.0
 """Time between two cuts of the log of the server's database."""
@@ -258,6 +258,32 @@ def link_arguments(folder: Path, *, host: str, port: int, simulation: bool) -> l
     ]
 
 
+def port_of(folder: Path, *, simulation: bool) -> int:
+    """Return the port of the server of a folder. Raises ValueError for other folders."""
+    return _address_of(folder, simulation=simulation)[1]
+
+
+def own_names(folder: Path) -> list[str]:
+    """Return the name by which `flwr` reaches the server of a folder."""
+    return [_address_of(folder, simulation=False)[0]]
+
+
+def _address_of(folder: Path, *, simulation: bool) -> tuple[str, int]:
+    file = folder / "flower" / "config.toml"
+    try:
+        connections = tomllib.loads(file.read_text(encoding="utf-8"))["superlink"]
+        address: str = connections["simulation" if simulation else connections["default"]][
+            "address"
+        ]
+        host, _, port = address.rpartition(":")
+        return host.strip("[]"), int(port)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file}: has no address ({error}); `fedaux federate init` creates a federation's "
+            "folder"
+        ) from error
+
+
 def own_address(host: str) -> str:
     """Return the name by which the server's own processes reach a SuperLink on this address."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -294,7 +320,7 @@ def become_node(
     if json_logs:
         os.environ[logs.VARIABLE] = "json"
     commands = write_commands(state / "commands")
-    own = environment(state / "flower", first=[commands]) | warm.start(file)
+    own = PROMPT | environment(state / "flower", first=[commands]) | warm.start(file)
     # Not a child process: stopping this process stops the node.
     os.execve(command[0], list(command), own)
 
