@@ -68,7 +68,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 $(EXTRAS): $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,hdf5,encoders,text,privacy,dpsgd,tensorboard,onnx,pandas,flower,simulation]'
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,parquet,hdf5,encoders,text,privacy,dpsgd,onnx,pandas,flower,simulation]'
 	touch $@
 
 $(SITE): $(READY)

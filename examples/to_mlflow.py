@@ -19,7 +19,6 @@ from mlflow.entities import Metric, Param
 import fedaux
 from fedaux.core.task import Task
 from fedaux.recipes import flatten
-from fedaux.running.tensorboard import round_points
 
 
 class MLflowCallback:
@@ -48,8 +47,9 @@ class MLflowCallback:
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Log the measured quantities of a round."""
-        now, points = int(1000 * time.time()), round_points(row)
-        metrics = [Metric(name, value, now, row["round"]) for name, value in points.items()]
+        now, found = int(1000 * time.time()), flatten(row).items()
+        numbers = [(name, value) for name, value in found if isinstance(value, int | float)]
+        metrics = [Metric(name, value, now, row["round"]) for name, value in numbers]
         self._client.log_batch(self._run, metrics=metrics)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ import wandb
 
 import fedaux
 from fedaux.core.task import Task
-from fedaux.running.tensorboard import round_points
+from fedaux.recipes import flatten
 
 
 class WandbCallback:
@@ -43,7 +43,7 @@ class WandbCallback:
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Log the measured quantities of a round."""
-        self._run.log(round_points(row), step=row["round"])
+        self._run.log(flatten(row), step=row["round"])
 
     def close(self) -> None:
         """Finish the current run."""

@@ -520,9 +520,6 @@ class Output(Section):
 
     directory: Place | None = None
     """The run directory. Default: runs/NAME."""
-    tensorboard: bool = False
-    """Also write TensorBoard event files to the folder `tensorboard` of the run directory; needs
-    the extra `tensorboard`."""
     models: bool = True
     """Whether to write trained models to the folder `models`, for `fedaux predict` and `fedaux
     export`."""

@@ -26,6 +26,7 @@ FORMER_DEFAULTS: dict[str, dict[str, Any]] = {
     | {"sharpening": 1.0, "clip": None, "averaging": None, "stopping": None},
     "bayesian": {"distribution": "gaussian", "concentration": 1.0},
     "batch_normalisation": {"teachers": "client", "server": "training", "images": 4096},
+    "output": {"tensorboard": False},
 }
 """Removed keys with their defaults, which the recipes in older run directories state."""
 REMOVED_KEYS = {"distillation.negligible_weight": "0.2.0", "batch_normalisation": "0.3.0"} | {

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.experiments import tiny
 from helpers.paths import ROOT
+
+import fedaux as package
+from fedaux.recipes import flatten
 
 EXAMPLES = ROOT / "examples"
 
@@ -35,7 +39,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 def test_every_example_is_tested_and_shown() -> None:
     names = {path.name for path in EXAMPLES.glob("*.py")}
     programs = {"first_experiment.py", "own_data.py", "own_method.py", "federation.py"}
-    others = {"ablation.py", "to_wandb.py", "to_mlflow.py"}
+    others = {"ablation.py", "to_tensorboard.py", "to_wandb.py", "to_mlflow.py"}
     assert names == programs | others
     page = (EXAMPLES.parent / "docs/index.md").read_text(encoding="utf-8")
     assert all(f"](../examples/{name})" in page for name in names)
@@ -103,3 +107,18 @@ def test_a_federation(tmp_path: Path) -> None:
     for client in (0, 1):
         (ledger,) = (tmp_path / f"all/node-{client}").rglob("ledger.json")
         assert len(json.loads(ledger.read_text(encoding="utf-8"))["spent"]) == 1
+
+
+def test_rounds_come_to_tensorboard(tmp_path: Path) -> None:
+    reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    package.run(tiny(rounds=2), out=tmp_path)
+    program = [sys.executable, str(EXAMPLES / "to_tensorboard.py"), str(tmp_path)]
+    for _ in range(2):  # a second call replaces the files of the first
+        subprocess.run(program, check=True)
+    curves = reading.EventAccumulator(str(tmp_path / "tensorboard/fedaux-seed0")).Reload()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    for tag, name in (("accuracy", "accuracy"), ("seconds/train", "seconds.train")):
+        expected = [(row["round"], flatten(row)[name]) for row in map(json.loads, lines)]
+        found = [(event.step, event.value) for event in curves.Scalars(tag)]
+        assert [step for step, _ in found] == [step for step, _ in expected]
+        assert [value for _, value in found] == pytest.approx([value for _, value in expected])

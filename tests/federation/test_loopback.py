@@ -595,16 +595,6 @@ def key_pair() -> tuple[str, bytes]:
     )
 
 
-def test_a_federation_leaves_curves_for_tensorboard(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs the extra tensorboard")
-    experiment = federated(
-        rounds=1, method=["fedavg"], split={"num_clients": 2}, output={"tensorboard": True}
-    )
-    grid = LoopbackGrid(write_nodes(tmp_path / "nodes", experiment))
-    federate(experiment, grid, path=tmp_path / "run", resume=False)
-    assert list((tmp_path / "run" / "tensorboard").rglob("events.out.tfevents.*"))
-
-
 def test_the_log_and_the_report_call_nodes_by_their_names(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -43,9 +43,6 @@ def run(
             help="Continue an interrupted run or sweep, or extend it: --resume --set rounds=20.",
         ),
     ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write TensorBoard event files.")
-    ] = False,
     overrides: Overrides = None,
     seeds: Seeds = None,
     apart: Annotated[
@@ -83,7 +80,6 @@ def run(
     overrides = [
         *(overrides or []),
         *([f"seeds={list(range(seeds))}"] if seeds else []),
-        *(["output.tensorboard=true"] if tensorboard else []),
     ]
     if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
         from fedaux.core import ranks
@@ -154,8 +150,6 @@ def run(
         which = f" --method {best} --seed {experiment.seeds[0]}" if several else ""
         which += "".join(f" --plugin {plugin}" for plugin in plugins or ())
         lines.append(f"Models: {models}, for `fedaux predict {directory} PATH{which}`")
-    if experiment.output.tensorboard:
-        lines.append(f"Curves: tensorboard --logdir {directory / 'tensorboard'}")
     for line in lines:
         typer.echo(line)
 

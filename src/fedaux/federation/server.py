@@ -26,7 +26,6 @@ from fedaux.federation.registry import REGISTRY
 from fedaux.federation.status import StatusCallback
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running import preflight as checks
-from fedaux.running import tensorboard
 from fedaux.running.run import Inputs, Result, prepare_device, run_path, run_with_clients
 
 FOLDER_VARIABLE = "FEDAUX_FOLDER"
@@ -79,7 +78,6 @@ def federate(
     Raises ValueError if every client refuses, or none gives a usable answer.
     """
     checks.check(experiment, federated=True)
-    tensorboard.check(experiment)
     device = prepare_device(experiment)
     compute = compute_for(experiment.engine, device, experiment.data)
     with notes.collected() as found:

@@ -1,1 +1,1 @@
-"""Run an experiment: checks, the run directory, plugins, output, TensorBoard."""
+"""Run an experiment: checks, the run directory, plugins, output."""

@@ -50,7 +50,7 @@ from fedaux.predict.trained_model import TrainedModel, load
 from fedaux.pretrain import H0Request, content_digest, pretrained_extractor, shared_store
 from fedaux.privacy.mechanisms import MECHANISMS, Public
 from fedaux.recipes import load_experiment
-from fedaux.running import model_files, plugins, preflight, tensorboard
+from fedaux.running import model_files, plugins, preflight
 from fedaux.running.callbacks import watched
 from fedaux.running.from_python import Factory, in_memory
 from fedaux.running.privacy_plan import noise_warnings
@@ -203,7 +203,6 @@ def run(
 
         def checked() -> None:
             preflight.check(experiment)
-            tensorboard.check(experiment)
             if resume:
                 plugins.check_same(path)
             stored_experiment(path, experiment, resume=resume)  # before much data is read
@@ -294,24 +293,23 @@ def run_with_clients(
         save_json(path / "warnings.json", {"noise": drowned})
         directory.write_metrics()
         directory.write_ledger()
-        with tensorboard.event_files(directory, callback) as both:
-            runner = ExperimentRunner(
-                experiment, directory, data, auxiliary, both, compute, clients
-            )
-            later: list[tuple[str, int]] = []
-            for wait, tasks in ((False, directory.tasks()), (True, later)):
-                for method, seed in tasks:
-                    with turn(directory, method, seed, wait=wait) as mine:
-                        if not mine:  # another run of a sweep is at it
-                            later.append((method, seed))
-                            continue
-                        try:
-                            runner.run(method, seed)
-                        except torch.cuda.OutOfMemoryError as error:
-                            hint = "; engine settings can be changed with --resume"
-                            raise ValueError(
-                                out_of_memory(experiment, f"{method}, seed {seed}") + hint
-                            ) from error
+        runner = ExperimentRunner(
+            experiment, directory, data, auxiliary, callback, compute, clients
+        )
+        later: list[tuple[str, int]] = []
+        for wait, tasks in ((False, directory.tasks()), (True, later)):
+            for method, seed in tasks:
+                with turn(directory, method, seed, wait=wait) as mine:
+                    if not mine:  # another run of a sweep is at it
+                        later.append((method, seed))
+                        continue
+                    try:
+                        runner.run(method, seed)
+                    except torch.cuda.OutOfMemoryError as error:
+                        hint = "; engine settings can be changed with --resume"
+                        raise ValueError(
+                            out_of_memory(experiment, f"{method}, seed {seed}") + hint
+                        ) from error
         directory.write_metrics()
         summary = write_summary(directory)
         from fedaux.report import write_report  # a slow import
