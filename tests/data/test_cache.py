@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -73,27 +74,42 @@ def test_what_was_decoded_is_not_decoded_again(
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # Python 3.12 on a fork
-def test_worker_processes_find_the_same_key(
+def test_another_process_finds_the_same_key_and_may_die(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = [tmp_path / str(number) for number in range(200)]
     for number, file in enumerate(files):
         file.write_bytes(bytes([number]))
-    found = cache.content_key(files, settings={})
+    found = cache.Key(files, settings={})()
     monkeypatch.setattr(cache, "MANY", 100)
-    assert cache.content_key(files, settings={}) == found
+    for dies in (False, True):
+        if dies:
+            monkeypatch.setattr(cache, "_send", lambda *_: None)
+        key = cache.Key(files, settings={})
+        key.read_meanwhile()
+        assert multiprocessing.active_children()
+        assert key() == found
+
+
+def test_what_is_not_finished_is_of_files_that_did_not_change(tmp_path: Path) -> None:
+    folder(tmp_path / "set", size=2)
+    files = [tmp_path / "set" / "0.png", tmp_path / "set" / "1.png"]
+    before = cache.Key(files, settings={})
+    assert cache.Key(files, settings={}).moment == before.moment
+    os.utime(files[1], ns=(0, 1))
+    touched = cache.Key(files, settings={})
+    assert touched() == before()
+    assert touched.moment != before.moment
 
 
 def test_the_key_knows_names_content_and_settings(tmp_path: Path) -> None:
     folder(tmp_path / "set", size=2)
     files = [tmp_path / "set" / "0.png", tmp_path / "set" / "1.png"]
-    keys = {cache.content_key(files, settings={}), cache.content_key(files, settings={"side": 3})}
-    keys.add(cache.content_key(files[::-1], settings={}))
+    keys = {cache.Key(files, settings={})(), cache.Key(files, settings={"side": 3})()}
+    keys.add(cache.Key(files[::-1], settings={})())
     files[0].write_bytes(png(7))
-    keys.add(cache.content_key(files, settings={}))
-    keys.add(
-        cache.content_key([files[0].rename(tmp_path / "set" / "a.png"), files[1]], settings={})
-    )
+    keys.add(cache.Key(files, settings={})())
+    keys.add(cache.Key([files[0].rename(tmp_path / "set" / "a.png"), files[1]], settings={})())
     assert len(keys) == 5
 
 

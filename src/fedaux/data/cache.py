@@ -8,10 +8,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import current_process, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ CONTENT = "examples.bin"
 """The raw numbers; about.json has their type and shape."""
 KINDS = {"uint8": np.uint8, "int32": np.int32, "float16": np.float16}
 ABANDONED_SECONDS = 24 * 3600
-MANY, CHUNK = 2000, 250
-"""Files from which worker processes read them, this many at a time."""
+MANY = 2000
+"""Files from which another process digests them."""
 
 
 @dataclass(frozen=True)
@@ -48,33 +49,62 @@ def folder() -> Path | None:
     return (Path(given) if given else Path.home() / ".cache" / "fedaux") / "decoded"
 
 
-def content_key(files: Sequence[Path], *, settings: Mapping[str, Any]) -> str:
-    """Return a digest of the files' relative names, sizes and content, and of the settings."""
-    names = [str(file.absolute()) for file in files]
-    common = os.path.commonpath([str(file.absolute().parent) for file in files] or [""])
-    digest = hashlib.sha256(json.dumps({"version": VERSION, **settings}, sort_keys=True).encode())
-    for name, content in zip(names, _contents(names), strict=True):
-        relative = name.removeprefix(common).lstrip(os.sep)
-        digest.update(f"\0{relative}\0{content}".encode(errors="surrogateescape"))
-    return digest.hexdigest()[:40]
+class Key:
+    """The name of an entry: what its files are called, how large they are and what is made of them,
+    and what they hold."""
+
+    def __init__(self, files: Sequence[Path], *, settings: Mapping[str, Any]) -> None:
+        self._names = [str(file.absolute()) for file in files]
+        ends = (min(self._names, default="/"), max(self._names, default="/"))
+        common = len(os.path.commonpath([Path(end).parent for end in ends]))
+        digest = hashlib.sha256(f"{VERSION}{json.dumps(settings, sort_keys=True)}".encode())
+        times = hashlib.sha256()
+        for name in self._names:
+            found = Path(name).stat()
+            relative = name[common:].lstrip(os.sep)
+            digest.update(f"\0{relative}\0{found.st_size}".encode(errors="surrogateescape"))
+            times.update(found.st_mtime_ns.to_bytes(16, "big", signed=True))
+        self._outline = digest.hexdigest()[:20]
+        self.moment = f"{self._outline}-{times.hexdigest()[:20]}"
+        """Names what is not finished, without a look into the files."""
+        self._meanwhile: Connection | None = None
+
+    def may_exist(self) -> bool:
+        """Whether there is an entry of such files, so that they are worth reading for the key."""
+        parent = folder()
+        return parent is not None and any(parent.glob(f"{self._outline}-*"))
+
+    def read_meanwhile(self) -> None:
+        """Let another process read many files while the caller reads them, too."""
+        if len(self._names) >= MANY and not current_process().daemon:  # a daemon starts no child
+            forking = get_context("fork")
+            self._meanwhile, sender = forking.Pipe(duplex=False)
+            forking.Process(target=_send, args=(sender, self._names), daemon=True).start()
+            sender.close()
+
+    def __call__(self) -> str:
+        """Return the key. Reads all files, unless another process does."""
+        content = None
+        if self._meanwhile is not None:
+            with suppress(EOFError):  # it has died
+                content = self._meanwhile.recv()
+        return f"{self._outline}-{content or _content(self._names)}"
 
 
-def _contents(names: Sequence[str]) -> Iterator[str]:
-    """Yield size and digest of each file; worker processes read many files."""
-    if len(names) < MANY or current_process().daemon:  # a daemon starts no child
-        yield from map(_content, names)
-        return
-    with get_context("fork").Pool() as pool:
-        yield from pool.imap(_content, names, chunksize=CHUNK)
+def _send(sender: Connection, names: Sequence[str]) -> None:
+    with suppress(OSError, KeyboardInterrupt):
+        sender.send(_content(names))
 
 
-def _content(name: str) -> str:
-    size = Path(name).stat().st_size
-    try:
-        with Path(name).open("rb") as stream:
-            return f"{size}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}"
-    except PermissionError:  # decoding says so, row by row
-        return f"{size}\0not readable"
+def _content(names: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for name in names:
+        try:
+            with Path(name).open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        except PermissionError:  # decoding says so, row by row
+            digest.update(b"not readable")
+    return digest.hexdigest()[:20]
 
 
 def load(key: str) -> Stored | None:
@@ -88,7 +118,7 @@ def load(key: str) -> Stored | None:
         return None
 
 
-def store(key: str, blocks: Iterable[DecodedBlock]) -> Stored:
+def store(key: str | Key, blocks: Iterable[DecodedBlock]) -> Stored:
     """Write blocks of decoded images or token ids atomically, and return them memory-mapped.
 
     If several processes write the same entry, the first wins. If the cache is not writable, a
@@ -107,7 +137,7 @@ def store(key: str, blocks: Iterable[DecodedBlock]) -> Stored:
         _write(unfinished, blocks)
         stored = _map(unfinished)  # stays valid when the folder is renamed or removed
         if parent is not None:
-            _take_place(unfinished, parent / key)
+            _take_place(unfinished, parent / (key if isinstance(key, str) else key()))
         return stored
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

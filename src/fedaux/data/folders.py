@@ -156,11 +156,15 @@ def _is_hidden(name: str) -> bool:
 def files_below(folder: Path, *, suffixes: Collection[str]) -> list[Path]:
     """Return the files in a folder and its subfolders with these suffixes, without hidden ones."""
     found: list[Path] = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not _is_hidden(name)]
-        found += (Path(place, name) for name in names if not _is_hidden(name))
-    right = [file for file in found if file.suffix.lower() in suffixes and file.is_file()]
-    return sorted(right, key=lambda file: file.parts)
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if _is_hidden(entry.name):
+            continue
+        file = Path(entry.path)
+        if entry.is_dir(follow_symlinks=False):
+            found += files_below(file, suffixes=suffixes)
+        elif file.suffix.lower() in suffixes and entry.is_file():
+            found.append(file)
+    return found
 
 
 def _nothing_in(folder: Path, *, texts: bool) -> ValueError:

@@ -192,9 +192,10 @@ def read(
         settings |= converter.settings(section)
     if size is not None:
         settings["size"] = size
-    place = cache.content_key(table.files, settings=settings)
-    found = cache.load(place)
+    place = cache.Key(table.files, settings=settings)
+    found = cache.load(place()) if place.may_exist() else None
     if found is None:
+        place.read_meanwhile()
         # Without skip_bad, the first rows are the first good ones.
         entries = table.entries() if section.skip_bad else islice(table.entries(), size)
         expected = min(table.size, size or table.size)
@@ -214,7 +215,7 @@ def read(
                 entries,
                 bad_labels=bad,
                 encoding=section.encoding,
-                place=place,
+                place=place.moment,
                 expected=expected,
             )
         if size is not None:
@@ -234,11 +235,9 @@ def read(
         notes.warn(f"{name}: {warning}")
     for kind, where in found.lost.items():
         notes.warn(f"{name}: {LOSSES[kind].format(key=key)} (first: {where})")
-    if len(found.rows) == 0 and row_by_row and converter is not None:
-        return Examples(converter.nothing(), labels[:0], classes)
     if len(found.rows) == 0 and row_by_row:
-        side = section.image_size or 1
-        nothing = np.zeros((0, section.channels or 1, side, side), dtype=np.uint8)
+        shape = (0, section.channels or 1, *[section.image_size or 1] * 2)
+        nothing = np.zeros(shape, dtype=np.uint8) if converter is None else converter.nothing()
         return Examples(nothing, labels[:0], classes)
     if len(found.rows) == 0:
         kind = "texts" if converter is not None and converter.reads_texts else "images"
@@ -451,8 +450,9 @@ def _with_progress(
         now = time.monotonic()
         if now - printed >= PROGRESS_SECONDS and done < expected:
             printed = now
-            rest = (now - began) / done * (expected - done)
-            notes.say(f"{name}: {done} of {expected} rows decoded, ETA {rest:.0f} s")
+            speed = done / (now - began)
+            rest = f"{speed:.0f} per second, ETA {(expected - done) / speed:.0f} s"
+            notes.say(f"{name}: {done} of {expected} rows decoded, {rest}")
         yield block
     if reasons and not section.skip_bad:
         raise BadRows(reasons, bad=len(reasons), key=key_of(section))

@@ -74,12 +74,8 @@ def _learned(experiment: ExperimentFields, open_public: OpenPublic | None) -> Vo
         "vocabulary_size": size,
     }
     parent = cache.folder()
-    place = None if parent is None else parent.with_name("vocabularies")
-    path = (
-        None
-        if place is None
-        else place / f"{cache.content_key(table.files, settings=settings)}.json"
-    )
+    key = cache.Key(table.files, settings=settings)
+    path = parent and parent.with_name("vocabularies") / f"{key()}.json"
     if path is not None:
         with suppress(OSError, ValueError):
             return Vocabulary(vocabulary.of_file(path).tokenizer, vocabulary.LEARNED)

@@ -28,7 +28,6 @@ from fedaux.config import Auxiliary, Data, EncoderSection, ExperimentFields
 from fedaux.core.compute import Compute
 from fedaux.data import cache, notes
 from fedaux.data.decoding import Content, DecodedBlock, Entry, Numbers
-from fedaux.data.tables import PROGRESS_SECONDS
 from fedaux.data.texts import WIDTH_STEP, text_of
 from fedaux.data.vocabulary import library
 from fedaux.encoders.network import Encoder, open_encoder
@@ -49,7 +48,7 @@ PEAK = 3
 1,280 numbers."""
 FEW = 512
 """Images up to which this process decodes them itself; more are decoded by worker processes."""
-PART, PREFETCHED = 32, 2
+PART, PREFETCHED = 32, 4
 """Images that a worker process decodes at a time, and such parts that are ahead of each."""
 
 Row = tuple[int, Entry]
@@ -147,16 +146,10 @@ class Extractor:
         )
         read = chain.from_iterable(loader)
         pixels = cycle(reading.pixels.split(size))
-        began, done, said = time.monotonic(), 0, False
         while rows := list(islice(rest, size * max(2, min(BLOCK, MOST // size)))):
             found = self._block(rows, read, pixels, size=size)
             _store(folder, number, found)
-            number, done = number + 1, done + len(rows)
-            seconds = time.monotonic() - began
-            if not said and seconds > PROGRESS_SECONDS:
-                said = True
-                kind = "texts" if self.reads_texts else "images"
-                notes.say(f"{self.encoder.source}: {done / seconds:.0f} {kind} per second")
+            number += 1
             yield found
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -256,7 +249,9 @@ class Extractor:
             try:
                 if self.batch_size == 1:
                     return torch.cat(self._compute.spread_alone(alone, range(len(pixels))))
-                return torch.cat([self._run(part) for part in pixels.split(self.batch_size)])
+                parts = [self._run(part) for part in pixels.split(self.batch_size)]
+                # Copying on many threads would wait for the worker processes.
+                return parts[0] if len(parts) == 1 else torch.cat(parts)
             except torch.cuda.OutOfMemoryError as error:
                 if self.batch_size == 1:
                     raise ValueError(
