@@ -64,7 +64,7 @@ def encoder_costs(*, device: torch.device, rounds: int) -> Costs:
             Image.fromarray(draw.integers(0, 256, (300, 300, 3), dtype=np.uint8)).save(file)
         inputs = Images(224, 224, MEAN, DEVIATION, shorter=256, interpolation="bicubic")
         encoder = Encoder(NETWORKS["vit-s"]().eval(), inputs, "vit-s")
-        own = product(encoder, Path(place), device=device)
+        own = product(encoder, Path(place), files, device=device)["of a folder"]
         other = plain(encoder, files, device=device, batch=32)
         own(), other()
         speeds = [max(once() for _ in range(rounds)) for once in (own, other)]
