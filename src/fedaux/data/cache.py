@@ -75,8 +75,11 @@ class Key:
         return parent is not None and any(parent.glob(f"{self._outline}-*"))
 
     def read_meanwhile(self) -> None:
-        """Let another process read many files while the caller reads them, too."""
-        if len(self._names) >= MANY and not current_process().daemon:  # a daemon starts no child
+        """Let another process read many files while the caller reads them, too.
+
+        A daemon starts no child; without a cache, nobody asks for the key.
+        """
+        if len(self._names) >= MANY and folder() and not current_process().daemon:
             forking = get_context("fork")
             self._meanwhile, sender = forking.Pipe(duplex=False)
             forking.Process(target=_send, args=(sender, self._names), daemon=True).start()

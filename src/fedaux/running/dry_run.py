@@ -68,10 +68,8 @@ def sampled(experiment: Experiment) -> Iterator[tuple[Inputs, list[Sampler]]]:
             made.append(Sampler(found.encoder, compute, batch_size=found.batch_size))
         return made[0] if made else None
 
-    with tempfile.TemporaryDirectory(prefix="fedaux-dry-") as place:
-        cache = {"FEDAUX_CACHE": place} if experiment.encoder is not None else {}
-        with patch.dict(os.environ, cache):
-            yield load_inputs(experiment, extractor_for=sampler), made
+    with patch.dict(os.environ, {"FEDAUX_CACHE": ""} if experiment.encoder is not None else {}):
+        yield load_inputs(experiment, extractor_for=sampler), made
 
 
 def measured(experiment: Experiment) -> list[str]:
