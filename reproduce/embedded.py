@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedaux import seeding
 from fedaux.data import embedded
-from fedaux.tensor_files import save_tensors
+from fedaux.data.tensor_files import save_tensors
 
 PUBLIC_SIZE = 3000
 TRAINING_SIZE, TEST_SIZE = 2600, 520

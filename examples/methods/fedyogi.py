@@ -11,6 +11,7 @@ import torch
 
 from fedaux import METHODS
 from fedaux.core.algorithms.fedavg import FedAvg
+from fedaux.core.messages import Weights
 from fedaux.core.server import Server
 from fedaux.core.task import State
 from fedaux.core.weights import parameter_names
@@ -27,12 +28,14 @@ class FedYogi(FedAvg):
 
     def round(self, server: Server, state: State) -> State:
         """Train, average, take a step."""
-        models = server.average(state, server.train(state))
+        averages = server.average(state, server.train(state))
+        models: dict[str, Weights] = {}
         first, second = state.carried("first"), state.carried("second")
         for name, before in state.models.items():
+            models[name], own = dict(averages[name]), averages[name]
             m, v = first.setdefault(name, {}), second.setdefault(name, {})
             for key in parameter_names(before):
-                update = models[name][key] - before[key]
+                update = own[key] - before[key]
                 old = v.get(key, torch.full_like(update, self.tau**2))
                 m[key] = self.beta_1 * m.get(key, 0.0) + (1 - self.beta_1) * update
                 v[key] = old - (1 - self.beta_2) * update**2 * (old - update**2).sign()

@@ -8,9 +8,9 @@ import torch
 
 from fedaux import seeding
 from fedaux.config import Augmentation, Pretraining, Prototype
+from fedaux.data.tensor_files import weights_digest
 from fedaux.models import MODELS
 from fedaux.pretrain import H0Request, content_digest, pretrained
-from fedaux.tensor_files import weights_digest
 
 
 def pretrain(shared: Path | None) -> tuple[int, str, int]:

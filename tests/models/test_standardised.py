@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedaux
+from fedaux.data.tensor_files import save_checked, weights_digest
 from fedaux.models import MODELS, SplitModel
 from fedaux.models.standardised import (
     MAP,
@@ -26,7 +27,6 @@ from fedaux.models.standardised import (
     with_map,
     without_map,
 )
-from fedaux.tensor_files import save_checked, weights_digest
 
 torch.manual_seed(0)
 PUBLIC = torch.randn(40, 6) @ torch.diag(torch.tensor([9.0, 4.0, 1.0, 0.3, 0.1, 0.0])) + 5.0

@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import fedaux
+from fedaux.data.tensor_files import save_tensors
 from fedaux.formatting import cell
 from fedaux.predict.files import FORMAT
 from fedaux.report.tables import Table, to_csv
-from fedaux.tensor_files import save_tensors
 
 CARD: dict[str, Any] = {
     **{"name": "n", "method": "fedavg", "seed": 0, "prototype": "p", "model": "cnn"},

@@ -21,11 +21,11 @@ from torch import nn
 import fedaux
 import fedaux.report
 from fedaux.data import embedded
+from fedaux.data.tensor_files import save_tensors
 from fedaux.predict.files import FORMAT
 from fedaux.predict.trained_model import TrainedModel
 from fedaux.running import plugins
 from fedaux.running.run import Result
-from fedaux.tensor_files import save_tensors
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 TWO = [

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from fedaux.config import Augmentation, Pretraining
 from fedaux.core.weights import snapshot
+from fedaux.data.tensor_files import weights_digest
 from fedaux.pretrain import pretrained, shared_store
 from fedaux.pretrain.store import CHECKPOINT_ADVICE
-from fedaux.tensor_files import weights_digest
 
 
 def test_h0_is_trained_once_and_then_read(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ import fedaux
 from fedaux import seeding
 from fedaux.config import Auxiliary, ConfigError, Experiment, inspect
 from fedaux.data import load_auxiliary
+from fedaux.data.tensor_files import weights_digest
 from fedaux.federation.folder import write_folder
 from fedaux.models import MODELS, SplitModel
 from fedaux.recipes import merged
 from fedaux.running.preflight import check_public, problems_of
-from fedaux.tensor_files import weights_digest
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 
 import fedaux
 import fedaux.report
+from fedaux.data.tensor_files import weights_digest
 from fedaux.recipes import find_recipe, load_experiment
-from fedaux.tensor_files import weights_digest
 
 SMALL = (
     "method=[feddf+p, fedaux+m]",

@@ -22,6 +22,7 @@ import fedaux
 from fedaux.config import ConfigError, EncoderSection, Experiment
 from fedaux.core.compute import Compute
 from fedaux.data.decoding import DecodedBlock
+from fedaux.data.tensor_files import save_tensors, weights_digest
 from fedaux.encoders import Encoder, Extractor, Images, extraction, network, of_file, open_encoder
 from fedaux.encoders.preprocessing import images_of
 from fedaux.formatting import megabytes
@@ -29,7 +30,6 @@ from fedaux.predict import export as model_export
 from fedaux.recipes import load_experiment, merged
 from fedaux.running.dry_run import measured
 from fedaux.running.preflight import problems_of
-from fedaux.tensor_files import save_tensors, weights_digest
 
 pytestmark = pytest.mark.usefixtures("without_pages")
 

@@ -28,12 +28,12 @@ from fedaux import seeding
 from fedaux.config import Auxiliary, ConfigError, Data
 from fedaux.core.compute import has_bf16
 from fedaux.data import load_auxiliary, load_labelled
+from fedaux.data.tensor_files import save_tensors
 from fedaux.models import MODELS
 from fedaux.pretrain import content_digest
 from fedaux.pretrain.store import CHECKPOINT_ADVICE, probe_line, read_card
 from fedaux.recipes import find_recipe, load_experiment
 from fedaux.running.pretraining import PretrainDisplay, pretrain_prototypes
-from fedaux.tensor_files import save_tensors
 from reproduce.command import reproduce
 from reproduce.planning import Request
 

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 import fedaux
 from fedaux.core.algorithms import METHODS
 from fedaux.core.ranks import PROCESS_ENDED
+from fedaux.data.tensor_files import weights_digest
 from fedaux.recipes import merged
-from fedaux.tensor_files import weights_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_pages")]
 

@@ -24,6 +24,7 @@ import fedaux
 from fedaux.config import ConfigError, Experiment
 from fedaux.core.server import Server
 from fedaux.core.task import State
+from fedaux.data.tensor_files import save_checked
 from fedaux.fast.feature_cache import FeatureCache
 from fedaux.models.standardised import without_map
 from fedaux.pretrain.training import Training
@@ -37,7 +38,6 @@ from fedaux.running.display import (
     warning_lines,
 )
 from fedaux.running.shared import digest_of
-from fedaux.tensor_files import save_checked
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:

@@ -101,10 +101,6 @@ def pretrain(
             help="Measure h0 on the recipe's labelled data, if any.",
         ),
     ] = True,
-    half: Annotated[
-        bool,
-        typer.Option("--half", help="Write h0 in half precision."),
-    ] = False,
     overrides: Overrides = None,
     plugins: Plugins = None,
 ) -> None:
@@ -143,7 +139,7 @@ def pretrain(
         typer.echo(command.unmeasured_line(outcomes))
     if out is not None:
         try:
-            command.write_outcomes(out, outcomes, half=half)
+            command.write_outcomes(out, outcomes)
         except OSError as error:
             raise command.write_error(error, out, outcomes, shared=shared) from error
         typer.echo(f"h0: {out}, its card: {out.with_suffix('.json')}")

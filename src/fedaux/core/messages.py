@@ -108,7 +108,8 @@ class Update:
 
 @dataclass(frozen=True)
 class Member:
-    """A model that takes part in a round: a client's answer, or its remembered answer."""
+    """A model that takes part in a round: a client's answer, or its remembered answer; NO_CLIENT
+    is the client of a drawn model."""
 
     client: int
     prototype: str

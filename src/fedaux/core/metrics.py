@@ -26,8 +26,8 @@ def evaluate(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> tu
     return float(weights @ hits), float(weights @ losses)
 
 
-def information(q_NC: Tensor) -> float:
-    """Return the information of predictions [N, C] about the class,
+def information(q_NC: Tensor) -> Tensor:
+    """Return the information of predictions [N, C] about the class, a scalar,
     (H(mean q) - mean H(q)) / log C: 0 where all are alike, 1 where all are sure and classes are
     balanced."""
 
@@ -35,7 +35,7 @@ def information(q_NC: Tensor) -> float:
         return -torch.xlogy(rows, rows).sum(dim=-1)
 
     gain = entropy(q_NC.mean(dim=0)) - entropy(q_NC).mean()
-    return float(gain) / math.log(max(2, q_NC.shape[1]))
+    return gain / math.log(max(2, q_NC.shape[1]))
 
 
 def measure(logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> dict[str, Any]:

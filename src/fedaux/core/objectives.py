@@ -36,7 +36,7 @@ VACANT_PRIOR = 1e-9
 
 @dataclass(frozen=True)
 class Objective:
-    """One part of a local objective. An empty one is part of `Steps` or `LocalLoss`."""
+    """One part of a local objective. `Steps` and `LocalLoss` have those without functions."""
 
     strength: float = 1.0
     """The default of `local.strengths`."""

@@ -90,7 +90,7 @@ def request_releases(
     """Ask clients for releases; return the usable ones by id, the ledger entries of the others, and
     bytes down and up.
 
-    An unusable release causes a warning. The client is asked again when it is selected to train.
+    An unusable release causes a warning; a client that is selected to train later is asked again.
     """
     request = ReleaseRequest(extractors, public, section, task.seed)
     widths = {

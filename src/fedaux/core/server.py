@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from fedaux.core.server_model import ServerModel, server_models
 from fedaux.core.soft_labels import Mix, mixture, problem_of_labels
 from fedaux.core.task import (
     Callback,
+    Fields,
     Preparation,
     State,
     Task,
@@ -61,7 +62,6 @@ from fedaux.privacy.mechanism import Public
 if TYPE_CHECKING:
     from fedaux.models import SplitModel
 
-Settings = TypeVar("Settings", bound=ExperimentFields)
 DIVERGED = "the round's model predicts NaN or infinity; a learning rate may be too high"
 NONFINITE = "its model predicts NaN or infinity on public examples"
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -85,7 +85,7 @@ class Method:
     optimizer: tuple[Literal["adam", "sgd"], float] | None = field(default=None, kw_only=True)
     """The optimizer of local training and its learning rate; None takes them from `[local]`."""
 
-    def own_settings(self, settings: Settings) -> Settings:
+    def own_settings(self, settings: Fields) -> Fields:
         """Return the settings with the method's own optimizer."""
         if self.optimizer is None:
             return settings
@@ -208,7 +208,7 @@ class Server:
         return log.asked
 
     def _with_newcomers(self, state: State, chosen: Sequence[int]) -> State:
-        """Ask clients that have not released yet; drop clients that fail again."""
+        """Ask clients that have not released yet; drop clients that fail."""
         newcomers = [client for client in chosen if client not in state.releases]
         if not newcomers or not self.task.asks.releases:
             return state
@@ -242,8 +242,8 @@ class Server:
             sides = self.server_models.items()
             tested = [side.test_logits(state.final[name]).softmax(dim=1) for name, side in sides]
             measured["information"] = {
-                "public": information(self.beliefs(state.final)),
-                "test": information(torch.stack(tested).mean(dim=0)),
+                "public": float(information(self.beliefs(state.final))),
+                "test": float(information(torch.stack(tested).mean(dim=0))),
             }
         return measured
 
@@ -358,15 +358,18 @@ class Server:
     ) -> list[Member]:
         """Let the selected clients train; return the members with usable updates, by client id.
 
-        They minimise the `objectives`, by default all that the method asks for, with `strengths`
-        where the recipe states none. They rehearse soft labels [N, C] of the distill set, by
-        default the server models' own. `corrections` are added to the gradients of each client.
-        Clients start from the server models, or from `start(client)`.
+        They minimise the `objectives`, by default all that the method asks for, and the recipe's,
+        with `strengths` where the recipe states none. They rehearse soft labels [N, C] of the
+        distill set, by default the server models' own. `corrections` are added to the gradients of
+        each client. Clients start from the server models, or from `start(client)`.
         """
         task, log = self.task, self.log
         asked = [client for client in log.asked if client not in log.dropped]
         local = task.experiment.local
-        objectives = task.objectives if objectives is None else (*objectives, *local.objectives)
+        if objectives is None:
+            objectives = task.objectives
+        else:
+            objectives = tuple(dict.fromkeys((*objectives, *local.objectives)))
         if strengths is not None:
             stated = {**strengths, **local.strengths}
             local = local.model_copy(update={"strengths": stated})

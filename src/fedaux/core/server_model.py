@@ -47,7 +47,7 @@ class ServerModel:
         )
 
     def logits(self, weights: Weights) -> Tensor:
-        """Return a client's logits on the distill set [N, C]."""
+        """Return a model's logits on the distill set [N, C]."""
         return self._predict(weights, self._distill_inputs)
 
     def is_finite(self, weights: Weights) -> Tensor:

@@ -46,7 +46,7 @@ class SimulatedClients:
         self._present = [client for client, part in enumerate(parts) if len(part) > 0]
         self._models = trainable_models(task)
         self._inputs: dict[tuple[str, bool], Tensor] = {}
-        self._training: dict[tuple[str, float, tuple[str, ...], str], Training] = {}
+        self._training: dict[tuple[str, float, LocalLoss, bool, str], Training] = {}
         self._kept: dict[int, ClientState] = {}
         if task.experiment.local.privacy is not None:
             check_ready(self._models.values())  # before anything is pretrained
@@ -211,7 +211,8 @@ class SimulatedClients:
     def _training_for(self, prototype: str, request: TrainRequest) -> Training:
         """Return the backend's way of training; it is kept, because it can be costly to set up."""
         own = request.local.model_dump_json(exclude={"strengths"})
-        key = (prototype, request.proximal, request.objectives, own)
+        corrected, loss = bool(request.corrections), _loss(request)
+        key = (prototype, request.proximal, loss, corrected, own)
         if key not in self._training:
             context = TrainContext(
                 model=self._models[prototype],
@@ -221,8 +222,8 @@ class SimulatedClients:
                 proximal=request.proximal,
                 compute=self._task.compute,
                 key=self._task.architecture(prototype),
-                loss=_loss(request),
-                corrected=bool(request.corrections),
+                loss=loss,
+                corrected=corrected,
                 mirrored=request.mirror,
             )
             most_examples = max(len(part) for part in self._parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedaux.core.messages import Member
+from fedaux.core.metrics import information
 
 Mix = Literal["probabilities", "logits"]
 INFORMATIVE = 0.25
@@ -50,15 +50,12 @@ def score_weights(members: Sequence[Member], log_scores: Tensor) -> Tensor:
 def balanced(labels: Tensor, prior: Tensor) -> Tensor:
     """Return soft labels p(c | x) [N, C] with class shares m moved towards a prior P [C].
 
-    p(c | x) (P(c) / m_c)^t, normalised, with t = max(0, 1 - I / (INFORMATIVE log C)). I = H(m) -
-    mean_x H(p(. | x)) is what labels tell about single examples. Where that is little, m shows the
+    p(c | x) (P(c) / m_c)^t, normalised, with t = max(0, 1 - I / INFORMATIVE), where I, their
+    `information`, is what labels tell about single examples. Where that is little, m shows the
     clients' leanings; where it is much, the public examples' classes.
     """
-    shares = labels.mean(dim=0)
-    entropies = [-torch.xlogy(own, own).sum(dim=-1) for own in (shares, labels)]
-    informed = (entropies[0] - entropies[1].mean()) / math.log(max(2, labels.shape[1]))
-    strength = (1 - informed / INFORMATIVE).clamp(min=0)
-    moved = labels * (prior.to(labels) / shares.clamp_min(1e-12)).pow(strength)
+    strength = (1 - information(labels) / INFORMATIVE).clamp(min=0)
+    moved = labels * (prior.to(labels) / labels.mean(dim=0).clamp_min(1e-12)).pow(strength)
     return moved / moved.sum(dim=1, keepdim=True)
 
 

@@ -109,7 +109,7 @@ class State:
     models: Mapping[str, Weights]
     """The server model of each prototype."""
     releases: Mapping[int, ClientRelease] = field(default_factory=dict)
-    """What clients have released; no client is asked twice."""
+    """What clients have released; a client with a usable release is not asked again."""
     ledger: tuple[LedgerEntry, ...] = ()
     """The privacy cost of updates, and of releases that are not in `releases`."""
     memory: Mapping[int, ClientState] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class State:
     """Other tensors of the method, as KIND/PROTOTYPE/NAME: see `carry`."""
 
     def next(self, models: Mapping[str, Weights]) -> State:
-        """Return the state with the models of this round."""
+        """Return the state with the models of this round, whose number the server counts."""
         return replace(self, models=models)
 
     def remember(self, kept: Mapping[int, Mapping[str, Tensor]]) -> State:

@@ -1,4 +1,4 @@
-"""Pure functions of weights: average, copy, load.
+"""Functions of weights: average, copy, load.
 
 Operations take all tensors of a model at once: a few launches on a GPU instead of one per tensor.
 """

@@ -33,6 +33,7 @@ from fedaux.data.parquet import open_parquet
 from fedaux.data.rows import open_csv_rows, open_folder_rows, open_jsonl_rows
 from fedaux.data.silos import client_sections, joined
 from fedaux.data.tables import BadRows, Converter, Examples, Opener, Table, found_by, read, reworded
+from fedaux.data.tensor_files import content_digest
 from fedaux.data.tensors import (
     count_tensor_rows,
     count_tensors,
@@ -43,7 +44,6 @@ from fedaux.data.tensors import (
 from fedaux.data.texts import Texts
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.data.vocabulary_choice import vocabulary_of
-from fedaux.tensor_files import content_digest
 
 NOISE_SHAPE = (3, 32, 32)
 """Shape of noise images for an encoder."""

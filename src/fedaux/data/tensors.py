@@ -13,9 +13,9 @@ from torch import Tensor
 from fedaux.config import Auxiliary, Data
 from fedaux.data.labelled import LabelledData, count_training, hold_out
 from fedaux.data.tables import name_labels, refuse_gaps
+from fedaux.data.tensor_files import save_tensors
 from fedaux.data.texts import Texts
 from fedaux.data.vocabulary import METADATA, Vocabulary, inside_of
-from fedaux.tensor_files import save_tensors
 
 MAX_INT16_IDS = 2**15
 """Vocabularies up to this size are stored as int16."""

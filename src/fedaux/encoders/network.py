@@ -23,6 +23,7 @@ from torch.nn import functional
 from fedaux import seeding
 from fedaux.config import EncoderSection
 from fedaux.data.checkpoints import INDEX, locate, read_config, read_tokenizer, read_weights
+from fedaux.data.tensor_files import save_tensors, weights_digest
 from fedaux.encoders.preprocessing import (
     Images,
     Preprocessing,
@@ -34,7 +35,6 @@ from fedaux.encoders.preprocessing import (
 )
 from fedaux.formatting import install_hint
 from fedaux.models.fit import check_weights
-from fedaux.tensor_files import save_tensors, weights_digest
 
 FORMAT = "fedaux encoder 1"
 LITE = "efficientnet-lite0"

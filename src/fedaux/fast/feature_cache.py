@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
+from fedaux.data.tensor_files import content_digest, save_tensors, weights_digest
 from fedaux.fast.inference import FastPredictor
 from fedaux.models.standardised import Standardised, standardise, without_map
-from fedaux.tensor_files import content_digest, save_tensors, weights_digest
 
 WORTH_KEEPING = 10.0
 """Seconds that features must have taken to be stored on disk."""

@@ -27,6 +27,7 @@ from torch import Tensor
 from fedaux.config import Certainty, Local
 from fedaux.core.objectives import OBJECTIVES
 from fedaux.core.weights import below
+from fedaux.data.tensor_files import save_tensors
 from fedaux.federation import sent
 from fedaux.federation.node import NodeConfig
 from fedaux.files import save_json
@@ -34,7 +35,6 @@ from fedaux.privacy.bounds import release_problem
 from fedaux.privacy.filters import FILTERS, ROUNDING
 from fedaux.privacy.ledger import LedgerEntry
 from fedaux.privacy.mechanisms import UNPROTECTED_MECHANISMS
-from fedaux.tensor_files import save_tensors
 
 
 class Refusal(ValueError):

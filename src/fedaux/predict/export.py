@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedaux.data.tensor_files import save_tensors
 from fedaux.encoders import Images, Tokens
 from fedaux.files import replacing
 from fedaux.formatting import install_hint
 from fedaux.predict.files import ENCODER_FORMAT, INSIDE, read_model
 from fedaux.predict.trained_model import TrainedModel, encoder_of, load
-from fedaux.tensor_files import save_tensors
 
 SUFFIXES = {"safetensors": ".safetensors", "onnx": ".onnx"}
 """The formats, and how the names of their files end."""

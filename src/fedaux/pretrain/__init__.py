@@ -14,6 +14,7 @@ import torch
 from fedaux import seeding
 from fedaux.core.messages import Weights
 from fedaux.core.weights import snapshot
+from fedaux.data.tensor_files import content_digest
 from fedaux.pretrain.objectives import resolved
 from fedaux.pretrain.store import (
     Card,
@@ -37,7 +38,6 @@ from fedaux.pretrain.training import (
     Training,
     pretrain,
 )
-from fedaux.tensor_files import content_digest
 
 __all__ = [
     "H0",

@@ -25,10 +25,10 @@ from fedaux.config import Data, Pretraining, Prototype
 from fedaux.core.compute import Compute
 from fedaux.core.messages import Weights
 from fedaux.core.weights import below, flat
+from fedaux.data.tensor_files import save_tensors, weights_digest
 from fedaux.data.vocabulary import METADATA, Vocabulary
 from fedaux.files import read_json, save_json
 from fedaux.models import MODELS, SplitModel, model_options
-from fedaux.tensor_files import save_tensors, weights_digest
 
 PROCEDURE = 2
 """Increased when the same settings give another h0."""

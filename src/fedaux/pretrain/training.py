@@ -25,11 +25,11 @@ from fedaux.config import Pretraining
 from fedaux.core.compute import Compute
 from fedaux.core.steps import optimizer_state, reset, restore_optimizer
 from fedaux.core.weights import below, flat, snapshot
+from fedaux.data.tensor_files import save_tensors
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.fast.capture import capture
 from fedaux.fast.fallback import attempt, compiled
 from fedaux.pretrain.objectives import Objective, objective_of, resolved
-from fedaux.tensor_files import save_tensors
 
 SAVE_SECONDS = 30.0
 """Minimum time between two saves of progress, at the end of an epoch."""

@@ -21,12 +21,12 @@ from fedaux import seeding
 from fedaux.config import LINEAR, Experiment
 from fedaux.data import SOURCES
 from fedaux.data.in_memory import NAME, InMemory, read_labelled, read_public
+from fedaux.data.tensor_files import weights_digest
 from fedaux.encoders import ENCODERS, Encoder
 from fedaux.models import MODELS, SplitModel, split_model
 from fedaux.models.split import find_head
 from fedaux.privacy.mean import suitable_components
 from fedaux.recipes import merged
-from fedaux.tensor_files import weights_digest
 
 Factory = Callable[..., nn.Module]
 """A class or function that returns a module; called without arguments, or with the input shape and

@@ -19,6 +19,7 @@ from fedaux.core.asks import unprotected_by
 from fedaux.core.compute import Compute, inference_batch
 from fedaux.core.messages import Weights
 from fedaux.data.labelled import LabelledData
+from fedaux.data.tensor_files import save_tensors
 from fedaux.data.vocabulary import METADATA
 from fedaux.models import SHIPPED, model_options
 from fedaux.models.bert import without_checkpoint
@@ -28,7 +29,6 @@ from fedaux.privacy.accounting import total_cost
 from fedaux.privacy.ledger import NEIGHBOURS, worst_client
 from fedaux.running import plugins
 from fedaux.running.run_directory import Progress, RunDirectory
-from fedaux.tensor_files import save_tensors
 
 MODEL_UNPROTECTED = (
     " So the model itself is not differentially private: whoever holds it may learn something "

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from torch import Tensor
 
 from fedaux import seeding
 from fedaux.config import Data, Experiment
@@ -137,19 +136,10 @@ def probe_h0(predictor: Predictor, weights: Weights, data: LabelledData, *, seed
     )
 
 
-def write_outcomes(path: Path, outcomes: Sequence[Outcome], *, half: bool = False) -> None:
-    """Write h0 of all prototypes to one file for `pretraining.checkpoint`, with a card.
-
-    `half` writes half precision: weights change by at most 1/2000.
-    """
+def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """Write h0 of all prototypes to one file for `pretraining.checkpoint`, with a card."""
     words = outcomes[0].vocabulary
-    parts = {
-        one.prototype: (
-            {name: _halved(t) if half else t for name, t in one.h0.weights.items()},
-            one.h0.card,
-        )
-        for one in outcomes
-    }
+    parts = {one.prototype: (dict(one.h0.weights), one.h0.card) for one in outcomes}
     if len(outcomes) == 1:
         save_h0(path, *parts[outcomes[0].prototype], vocabulary=words)
     else:
@@ -174,10 +164,6 @@ def write_error(
         left = "h0 is not saved" if shared else "without a store (FEDAUX_CACHE) h0 is not saved"
     reason = f"could not be written ({error.strerror or error}); {left}"
     return OSError(error.errno, reason, f"--out {path}")
-
-
-def _halved(tensor: Tensor) -> Tensor:
-    return tensor.half() if tensor.is_floating_point() else tensor
 
 
 def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> TerminalTable:

@@ -39,6 +39,7 @@ from fedaux.core.simulation import SimulatedClients
 from fedaux.core.task import Callback, State, Task, population
 from fedaux.core.weights import flat
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
+from fedaux.data.tensor_files import save_tensors
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.encoders import Encoder, Extractor, extractor_of
 from fedaux.fast import best_backend
@@ -57,7 +58,6 @@ from fedaux.running.privacy_plan import noise_warnings
 from fedaux.running.run_directory import Progress, RunDirectory, stored_experiment
 from fedaux.running.shared import turn
 from fedaux.running.summary import summarise
-from fedaux.tensor_files import save_tensors
 
 TOP_IMAGES = 8
 """Number of each client's highest-scored auxiliary images in the report."""

@@ -34,10 +34,10 @@ from fedaux.core.asks import unprotected_by
 from fedaux.core.messages import ClientRelease, ClientState, Weights
 from fedaux.core.task import Preparation, State
 from fedaux.core.weights import flat
+from fedaux.data.tensor_files import load_checked, save_checked, weights_digest
 from fedaux.files import UNFINISHED, replacing, save_text
 from fedaux.privacy.ledger import NEIGHBOURS, LedgerEntry
 from fedaux.recipes import flatten, load_experiment
-from fedaux.tensor_files import load_checked, save_checked, weights_digest
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedaux import seeding
 from fedaux.config import ExperimentFields
 from fedaux.core.algorithms.fedavg import FedAvg
-from fedaux.core.algorithms.private_head import class_sums, require_linear
+from fedaux.core.algorithms.private_head import class_sums, require_linear_heads
 from fedaux.core.asks import Asks
 from fedaux.core.backend import ClientJob, TrainContext
 from fedaux.core.local_training import train_locally
@@ -41,8 +41,7 @@ class Ccvr(FedAvg):
 
     def prepare(self, server: Server) -> State:
         """Start as FedAVG does. Raises ValueError if a head is not a linear layer."""
-        for name, model in server.task.initial_models.items():
-            require_linear(model.head, prototype=name)
+        require_linear_heads(server.task)
         return super().prepare(server)
 
     def round(self, server: Server, state: State) -> State:

@@ -20,7 +20,11 @@ from torch import Tensor
 from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.algorithms.by_class import class_shares, head_by_class, smoothed
 from fedaux.core.algorithms.fedavg import FedAvg
-from fedaux.core.algorithms.private_head import private_beliefs, require_linear, start_with_head
+from fedaux.core.algorithms.private_head import (
+    private_beliefs,
+    require_linear_heads,
+    start_with_head,
+)
 from fedaux.core.algorithms.scaffold import (
     Controls,
     corrected,
@@ -82,9 +86,8 @@ class FedAux2(FedAvg):
         return settings.certainty.model_copy(update={"mechanism": self.mechanism})
 
     def prepare(self, server: Server) -> State:
-        """Start from h0 and a share of the private head, at most half."""
-        for name, model in server.task.initial_models.items():
-            require_linear(model.head, prototype=name)
+        """Start from h0 and, with class sums, a share of the private head."""
+        require_linear_heads(server.task)
         if self.mechanism == "classes":
             return start_with_head(server, share=lambda one: self.start * one.reliability)
         state = server.start()
@@ -166,7 +169,8 @@ class FedAux2(FedAvg):
     ) -> dict[str, Weights]:
         """Return the averages, with heads by class unless drift is measured, moved by the rate.
 
-        Control variates of absent clients are old: with them the rate exceeds 1 by a share C.
+        Control variates of absent clients are old: with them only a share C of the rate's excess
+        over 1 remains.
         """
         settings, rate = server.task.experiment, self.server_rate
         by_class = self.by_class and settings.aggregation == "mean" and not measured
@@ -188,7 +192,7 @@ class FedAux2(FedAvg):
     ) -> Tensor:
         """Return sum_i w_i(x) p_i(c | x) with w_i = sum_c q(c | x) P(i | c), balanced."""
         weights = share_weights(members)
-        if self.by_class:
+        if self.by_class and server.task.experiment.aggregation == "mean":
             weights = self._held(server, state, members) @ beliefs.to(torch.float64).T
             weights = (weights / weights.sum(dim=0)).to(torch.float32)
         estimates = server.scorer.class_estimates(state.releases).values()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.algorithms.fedaux import FedAux
-from fedaux.core.algorithms.private_head import require_linear
+from fedaux.core.algorithms.private_head import require_linear_heads
 from fedaux.core.asks import Asks
 from fedaux.core.messages import Member, Weights
 from fedaux.core.server import Server, kept_weights
@@ -34,9 +34,8 @@ class FedAuxFdp(FedAux):
 
         Raises ValueError if a head is not a linear layer, or no client releases one.
         """
+        require_linear_heads(server.task)
         task, state = server.task, super().prepare(server)
-        for name, model in task.initial_models.items():
-            require_linear(model.head, prototype=name)
         section, scored = head_section(task.experiment.certainty), list(state.releases)
         found = server.collect(section, among=scored)
         if not found.releases:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from fedaux.config import Certainty, ExperimentFields
 from fedaux.core.asks import Asks
 from fedaux.core.server import Method, Server
-from fedaux.core.task import State, build_models
+from fedaux.core.task import State, Task, build_models
 from fedaux.privacy.classes import ClassEstimate
 
 RIDGE = 1e-3
 """Penalty, in units of the mean variance of a feature."""
 
 Shares = Callable[[ClassEstimate], float]
-"""How far training starts from the private head, in 0 .. 1."""
+"""How far the start is moved to the private head, in 0 .. 1."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def start_with_head(server: Server, *, share: Shares) -> State:
 
     Raises ValueError if nobody releases class sums, or for a head that is no linear layer.
     """
+    require_linear_heads(server.task)
     task, state = server.task, server.start()
     releases = server.collect(class_sums(task.experiment)).releases
     if not releases and (why := server.reasons()):
@@ -121,6 +122,12 @@ def set_head(
     with torch.no_grad():
         head.weight.lerp_(weight.to(head.weight), share)
         head.bias.lerp_(bias.to(head.bias), share)
+
+
+def require_linear_heads(task: Task) -> None:
+    """Raise ValueError if a head is not a linear layer, before anything is released."""
+    for name, model in task.initial_models.items():
+        require_linear(model.head, prototype=name)
 
 
 def require_linear(head: nn.Module, *, prototype: str) -> nn.Linear:

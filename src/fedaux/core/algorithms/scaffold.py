@@ -36,7 +36,7 @@ class Scaffold(FedAvg):
         return replace(super().asks(settings), remembers=True)
 
     def problems(self, settings: ExperimentFields) -> list[str]:
-        """Refuse optimizers whose steps are not gradients."""
+        """Refuse DP-SGD, and optimizers whose steps are not gradients."""
         return private_problems(self.name, settings) + sgd_problems(self.name, settings)
 
     def round(self, server: Server, state: State) -> State:
@@ -74,7 +74,7 @@ class FedDyn(Scaffold):
     objectives: tuple[str, ...] = ("proximal",)
 
     def problems(self, settings: ExperimentFields) -> list[str]:
-        """Refuse an alpha of zero."""
+        """Refuse DP-SGD, and an alpha of zero."""
         lines = private_problems(self.name, settings)
         if settings.local.proximal == 0:
             lines.append(f"local.proximal = 0: should be above 0, it is the alpha of {self.name}")
@@ -168,7 +168,7 @@ class Controls:
 
 
 def local_steps(local: Local, num_examples: float) -> int:
-    """Return the number of steps K that a client takes in a round."""
+    """Return the number of steps K that a client with n readable examples takes in a round."""
     return local.epochs * math.ceil(num_examples / local.batch_size)
 
 
