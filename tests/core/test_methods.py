@@ -20,6 +20,8 @@ import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
 from fedaux.core.algorithms import METHODS, asks_of
+from fedaux.core.algorithms.fedaux2 import FedAux2
+from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.algorithms.feddf import FedDF
 from fedaux.core.algorithms.scaffold import Scaffold
 from fedaux.core.algorithms.server_steps import FedAdam, FedAvgM, FedExP
@@ -602,3 +604,46 @@ def test_a_gpu_that_is_too_small_is_explained(
         ValueError, match=r"features of cnn: .* Reduce evaluation.batch_size \(now 256\), in a new"
     ):
         fedaux.run(tiny(method="fedaux"), out=tmp_path / "features")
+
+
+def test_strengths_and_objectives_of_a_round_reach_the_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulator keeps its way of training between rounds."""
+
+    def trained(*strengths: float, stated: Sequence[str] = ()) -> Mapping[str, Tensor]:
+        class Own(FedAvg):
+            def round(self, server: Server, state: State) -> State:
+                strength = {"not-true": strengths[server.log.round - 1]}
+                members = server.train(state, objectives=("not-true",), strengths=strength)
+                return state.next(server.average(state, members))
+
+        monkeypatch.setitem(METHODS, "own", Own("own"))
+        place = tmp_path / f"{strengths}{stated}"
+        server, state, _, _ = federation(place, method="own", local={"objectives": list(stated)})
+        for _ in strengths:
+            state, _ = server.play_round(state)
+        return state.models["cnn"]
+
+    assert distance(trained(0.0, 0.0), trained(0.0, 5.0)) > 1e-4
+    twice = trained(5.0, stated=["not-true"])
+    assert distance(twice, trained(5.0)) == 0.0
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "median"])
+def test_no_client_claims_a_class_where_averages_are_robust(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aggregation: str
+) -> None:
+    same: list[bool] = []
+
+    class Own(FedAux2):
+        def labels(self, *arguments: Any) -> Tensor:
+            found = super().labels(*arguments)
+            plainly = FedAux2("plainly", by_class=False).labels(*arguments)
+            same.append(torch.equal(found, plainly))
+            return found
+
+    monkeypatch.setitem(METHODS, "own", Own("own"))
+    server, state, _, _ = federation(tmp_path, method="own", aggregation=aggregation)
+    server.play_round(state)
+    assert same[-1] == (aggregation == "median")
