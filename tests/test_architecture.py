@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -155,3 +156,9 @@ def test_a_round_loads_the_algorithm_alone() -> None:
 
 def test_the_root_holds_few_files() -> None:
     assert len(list(ROOT.glob("*.py"))) <= MOST_ROOT_FILES
+
+
+def test_every_public_name_exists() -> None:
+    for package in ("fedaux", "fedaux.data", "fedaux.models", "fedaux.sweep", "fedaux.encoders"):
+        module = importlib.import_module(package)
+        assert [name for name in module.__all__ if not hasattr(module, name)] == []

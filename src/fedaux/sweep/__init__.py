@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedaux.sweep.runner import Outcome, SweepCallback, sweep
 
 __all__ = [
-    "Callback",
     "Cell",
     "Outcome",
     "SweepCallback",

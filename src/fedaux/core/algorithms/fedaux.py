@@ -3,14 +3,16 @@
 Where the steps of the paper are, in order:
 
     Algorithm 1                          `FedAux.prepare`
-      D_aux into D- and D_distill        running/run.py, `ExperimentRunner.task`
+      D_aux into D- and D_distill        data/splits.py, called by `ExperimentRunner.task`
       h_0 by self-supervision            pretrain/, called by `Server.start`
+      bound of features, public here     core/releases.py, `publish`
       w_i + noise, at the client         core/client.py, `Client.release`, by a mechanism of
                                          privacy/: mean.py by default, paper.py as printed
       s_i(x) on D_distill                core/releases.py, `Scorer.log_scores`
     Algorithm 2                          `FedDF.round`, which calls `soft_labels` below
       select S_t                         core/server.py, `Server._select`
       theta_i <- train(theta, D_i)       core/local_training.py, called by `Server.train`
+      f_i(x), theta_i on D_distill       core/server_model.py, called by `Server.predict`
       theta <- mean of theta_i           core/weights.py, `average`
       soft labels (Eq. 3)                core/soft_labels.py, `score_weights` and `mixture`
       distillation (Eq. 1)               core/distillation.py, `distill`
