@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -69,10 +69,8 @@ def effect_of_settings(runs: Runs) -> str:
 def _one_key(runs: Runs, key: str) -> str:
     texts, name = list(map(setting_text, runs.values[key])), runs.short[key]
     costs = {row["key"]: float(texts.index(setting_text(row[key]))) for row in runs.rows}
-    marks, settings, numbers = _marks(runs, costs, key, apart=(key,))
-    figure = figures.against_values(
-        marks, xlabel=name, names=dict(enumerate(texts)), settings=settings
-    )
+    marks, numbers = _marks(runs, costs, key, apart=(key,))
+    figure = figures.against_values(marks, xlabel=name, names=dict(enumerate(texts)))
     deviation = ", mean and standard deviation over seeds," if runs.several_seeds else ""
     caption = f"Test accuracy in the last round{deviation} against {name}."
     return html.section(
@@ -101,16 +99,16 @@ def against_privacy(runs: Runs) -> str:
     apart = tuple(
         key for key in runs.keys if key.startswith(("certainty.epsilon", "local.privacy."))
     )
-    marks, settings, numbers = _marks(runs, costs, "epsilon", apart=apart)
+    marks, numbers = _marks(runs, costs, "epsilon", apart=apart)
     caption = (
         "Test accuracy in the last "
         f"round{', with the standard deviation over seeds,' if runs.several_seeds else ''} against "
-        "the ε of the client that spent most, from the ledgers. Points that differ only in their "
-        f"budget are connected.{_sizes_note(settings)}"
+        "the ε of the client that spent most, from the ledgers. Each mark is a method at one "
+        "setting; marks that differ only in their budget are connected."
         + (" Methods are side by side at each ε." if len(runs.methods) > 1 else "")
     )
     xlabel = "ε of the client that spent most"
-    figure = figures.against_values(marks, xlabel=xlabel, names=names, settings=settings)
+    figure = figures.against_values(marks, xlabel=xlabel, names=names)
     return html.picture(figure, "privacy", caption, numbers)
 
 
@@ -126,43 +124,32 @@ def against_bytes(runs: Runs) -> str:
     if (most := max(costs.values())) < 1.02 * min(costs.values()):
         sent = megabytes(1e6 * most)
         return html.note(f"All methods and settings sent the same within 2 %: {sent} MB per run.")
-    marks, settings, numbers = _marks(runs, costs, "megabytes")
+    marks, numbers = _marks(runs, costs, "megabytes")
     caption = (
         "Test accuracy in the last round against the data sent in both directions, including the "
-        "preparation. The dotted line joins the results that no cheaper one "
-        f"beats.{_sizes_note(settings)}"
+        "preparation. Each mark is a method at one setting; the dotted line joins the results that "
+        "no cheaper one beats."
     )
-    return html.picture(figures.against_bytes(marks, settings=settings), "bytes", caption, numbers)
-
-
-def _sizes_note(settings: Sequence[str]) -> str:
-    if len(settings) < 2:
-        return ""
-    if figures.mark_sizes(settings):
-        return " The size of a mark shows the setting."
-    return f" All {len(settings)} settings look the same; the saved numbers distinguish them."
+    return html.picture(figures.against_bytes(marks), "bytes", caption, numbers)
 
 
 def _marks(
     runs: Runs, costs: Mapping[str, float], cost: str, *, apart: tuple[str, ...] = ()
-) -> tuple[list[Mark], list[str], Table]:
-    """Return a mark for every row with a cost, the settings of the marks in order, and their
-    numbers.
+) -> tuple[list[Mark], Table]:
+    """Return a mark for every row with a cost, and their numbers.
 
     Rows whose settings differ only in the keys ``apart`` share a line.
     """
-    rows = [row for row in runs.rows if row["key"] in costs]
-    shown = [key for key in runs.keys if key not in apart]
     marks, data = [], []
-    for row in rows:
+    for row in (row for row in runs.rows if row["key"] in costs):
         price, (mean, deviation, best) = costs[row["key"]], (row[name] for name in ACCURACIES)
-        rest = {key: value for key, value in settings_of(row).items() if key in shown}
+        rest = {key: value for key, value in settings_of(row).items() if key not in apart}
         line = group_key({"method": row["method"]} | rest)
-        marks.append(Mark(row["method"], price, mean, deviation, line, runs.setting(row, shown)))
+        marks.append(Mark(row["method"], price, mean, deviation, line))
         written = "" if price == NO_EPSILON else f"{price:.6g}"
         if cost in runs.keys:
             written = setting_text(row[cost])
         texts = (f"{number:.6g}" for number in (mean, deviation, best))
         data.append((row["method"], runs.setting(row), written, *texts, row["seeds_done"]))
     headers = ("method", "setting", cost, *ACCURACIES, "seeds")
-    return marks, runs.settings_in_order(shown, rows), Table(headers, data)
+    return marks, Table(headers, data)

@@ -49,7 +49,6 @@ BLUE = "#2A86C8"  # between the palette's two blues: visible on white and on bla
 FADE = ListedColormap([(*to_rgb(BLUE), (step / 255) ** 0.65) for step in range(256)])
 # Never opaque, so that text on it is readable on light and dark pages.
 TINT = ListedColormap([(*to_rgb(BLUE), 0.04 + 0.5 * step / 255) for step in range(256)])
-PLAIN_SIZE, MOST_SIZES = 6.0, 5  # of marks; more sizes cannot be distinguished
 
 
 class Style(NamedTuple):
@@ -70,8 +69,6 @@ class Mark(NamedTuple):
     spread: float
     line: str
     """Marks of one line are connected: they differ only in their cost."""
-    setting: str = ""
-    """The other settings, shown by the size of a mark."""
 
 
 def method_styles(methods: Collection[str]) -> dict[str, Style]:
@@ -286,14 +283,12 @@ def heat_maps(
 
 
 @matplotlib.rc_context(STYLE)
-def against_values(
-    marks: Sequence[Mark], *, xlabel: str, names: Mapping[float, str], settings: Sequence[str] = ()
-) -> Figure:
+def against_values(marks: Sequence[Mark], *, xlabel: str, names: Mapping[float, str]) -> Figure:
     """Draw accuracy against costs at equal distances, methods side by side.
 
-    ``names`` are the costs in order with their labels, ``settings`` belong to the marks in order.
+    ``names`` are the costs in order with their labels.
     """
-    figure, axes, styles, sizes = _scatter(marks, xlabel=xlabel, settings=settings)
+    figure, axes, styles = _scatter(marks, xlabel=xlabel)
     places = {cost: place for place, cost in enumerate(names)}
     here = {
         cost: [name for name in styles if any((name, cost) == mark[:2] for mark in marks)]
@@ -311,7 +306,7 @@ def against_values(
         )
         join = len({mark.cost for mark in joined}) > 1
         where = list(map(place_of, joined))
-        _draw_marks(axes, where, joined, styles[joined[0].method], sizes, join=join)
+        _draw_marks(axes, where, joined, styles[joined[0].method], join=join)
     step = max(1, -(-len(names) // 8))
     axes.set_xticks(range(0, len(names), step), list(names.values())[::step])
     axes.set_xlim(-0.5, len(names) - 0.5)
@@ -319,11 +314,9 @@ def against_values(
 
 
 @matplotlib.rc_context(STYLE)
-def against_bytes(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Figure:
+def against_bytes(marks: Sequence[Mark]) -> Figure:
     """Draw accuracy against megabytes per run; the dotted line joins the :func:`frontier`."""
-    figure, axes, styles, sizes = _scatter(
-        marks, xlabel="megabytes sent per run, up and down", settings=settings
-    )
+    figure, axes, styles = _scatter(marks, xlabel="megabytes sent per run, up and down")
     costs = [mark.cost for mark in marks]
     if min(costs) > 0 and max(costs) / min(costs) > 8:
         axes.set_xscale("log")
@@ -340,7 +333,7 @@ def against_bytes(marks: Sequence[Mark], *, settings: Sequence[str] = ()) -> Fig
     )
     stairs.set(color="#777777", linewidth=1, linestyle=(0, (2, 2)), zorder=1)
     for mark in marks:
-        _draw_marks(axes, [mark.cost], [mark], styles[mark.method], sizes, join=False)
+        _draw_marks(axes, [mark.cost], [mark], styles[mark.method], join=False)
     return figure
 
 
@@ -353,32 +346,16 @@ def frontier(marks: Sequence[Mark]) -> list[Mark]:
     return kept
 
 
-def mark_sizes(settings: Sequence[str]) -> dict[str, float]:
-    """Return the size of a mark by its setting; empty for one setting, or too many."""
-    if not 2 <= len(settings) <= MOST_SIZES:
-        return {}
-    return {
-        setting: float(size)
-        for setting, size in zip(settings, np.linspace(4, 11, len(settings)), strict=True)
-    }
-
-
-def _scatter(
-    marks: Sequence[Mark], *, xlabel: str, settings: Sequence[str]
-) -> tuple[Figure, Axes, dict[str, Style], dict[str, float]]:
-    """Return a figure with axes and legends, the styles of methods and the sizes of settings."""
-    styles, sizes = _styles(mark.method for mark in marks), mark_sizes(settings)
-    figure = new_figure(
-        WIDTH, 270 + _legend_height(styles) + _legend_height(sizes), layout="constrained"
-    )
+def _scatter(marks: Sequence[Mark], *, xlabel: str) -> tuple[Figure, Axes, dict[str, Style]]:
+    """Return a figure with axes and a legend, and the styles of methods."""
+    styles = _styles(mark.method for mark in marks)
+    figure = new_figure(WIDTH, 270 + _legend_height(styles), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(xlabel)
     axes.set_ylabel("test accuracy, %")
     _accuracy_axis(axes)
     _legend(figure, styles, lines=False)
-    if sizes:
-        _legend(figure, dict.fromkeys(sizes, Style("#777777", "o", "-")), lines=False, sizes=sizes)
-    return figure, axes, styles, sizes
+    return figure, axes, styles
 
 
 def _draw_marks(
@@ -386,22 +363,19 @@ def _draw_marks(
     where: Sequence[float],
     marks: Sequence[Mark],
     style: Style,
-    sizes: Mapping[str, float],
     *,
     join: bool,
 ) -> None:
     spreads = [100 * mark.spread for mark in marks]
-    size = sizes.get(marks[0].setting, PLAIN_SIZE)
     axes.errorbar(
         where,
         [100 * mark.accuracy for mark in marks],
         yerr=spreads if any(spreads) else None,
-        zorder=2 + 1 / size,  # small marks on top
         linestyle=style.dashes if join else "none",
         linewidth=1.2,
         elinewidth=0.9,
         capsize=2,
-        **_look(style, size),
+        **_look(style, 6.0),
     )
 
 
@@ -432,22 +406,19 @@ def _legend_height(names: Mapping[str, object]) -> float:
     return 16.0 * -(-len(names) // _legend_columns(names))
 
 
-def _legend(
-    figure: Figure,
-    styles: Mapping[str, Style],
-    *,
-    lines: bool = True,
-    sizes: Mapping[str, float] | None = None,
-) -> None:
-    """Add a legend: methods above the axes, or the settings of ``sizes`` below them."""
+def _legend(figure: Figure, styles: Mapping[str, Style], *, lines: bool = True) -> None:
+    """Add a legend of methods above the axes."""
     handles = []
     for name, style in styles.items():
-        look = _look(style, (sizes or {}).get(name, 5.5), filled=lines)
+        look = _look(style, 5.5, filled=lines)
         line: Any = style.dashes if lines else "none"
         handles.append(Line2D([], [], linestyle=line, label=shorten(name, length=22), **look))
-    where: Any = "outside lower left" if sizes else "outside upper left"
     figure.legend(
-        handles=handles, loc=where, ncols=_legend_columns(styles), frameon=False, fontsize=9.5
+        handles=handles,
+        loc="outside upper left",
+        ncols=_legend_columns(styles),
+        frameon=False,
+        fontsize=9.5,
     )
 
 

@@ -147,26 +147,19 @@ class Runs:
             key=lambda name: self.ranks.get(name, math.inf),
         )
 
-    def setting(self, row: Mapping[str, Any], keys: Sequence[str] | None = None) -> str:
-        """Return the values of swept keys (by default all) of a row, as "α = 0.1, C = 0.4"."""
-        return ", ".join(
-            f"{self.short[key]} = {setting_text(row[key])}"
-            for key in (self.keys if keys is None else keys)
-        )
+    def setting(self, row: Mapping[str, Any]) -> str:
+        """Return the values of the swept keys of a row, as "α = 0.1, C = 0.4"."""
+        return ", ".join(f"{self.short[key]} = {setting_text(row[key])}" for key in self.keys)
 
-    def settings_in_order(
-        self, keys: Sequence[str] | None = None, rows: Iterable[Row] | None = None
-    ) -> list[str]:
-        """Return the different settings of rows (by default all), in the order of the keys'
-        values."""
-        shown = self.keys if keys is None else keys
+    def settings_in_order(self) -> list[str]:
+        """Return the different settings of the rows, in the order of the keys' values."""
         places = {
             key: {setting_text(value): place for place, value in enumerate(self.values[key])}
-            for key in shown
+            for key in self.keys
         }
         found = {
-            self.setting(row, shown): tuple(places[key][setting_text(row[key])] for key in shown)
-            for row in (self.rows if rows is None else rows)
+            self.setting(row): tuple(places[key][setting_text(row[key])] for key in self.keys)
+            for row in self.rows
         }
         return sorted(found, key=found.__getitem__)
 
