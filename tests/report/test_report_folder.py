@@ -234,7 +234,6 @@ def test_what_is_shown_depends_on_what_there_is_to_compare(tmp_path: Path) -> No
             "classes",
             "split",
             "scores",
-            "weights",
             "privacy",
             "communication",
             "time",

@@ -71,7 +71,6 @@ def test_sections_stand_in_order_and_headings_do_not_skip(text: str) -> None:
             "classes",
             "split",
             "scores",
-            "weights",
             "privacy",
             "communication",
             "time",
@@ -84,7 +83,7 @@ def test_sections_stand_in_order_and_headings_do_not_skip(text: str) -> None:
     assert (
         len(re.findall(r'<svg[^>]* role="img" aria-label="[^"]+"', text))
         == text.count("<figure>")
-        == 6
+        == 5
     )
 
 
@@ -99,7 +98,6 @@ def test_every_figure_offers_its_numbers(run: Path, text: str) -> None:
             "split_seed_0.csv",
             "scores.csv",
             "main_classes.csv",
-            "weights.csv",
         )
     ]
     summary = json.loads((run / "summary.json").read_text())["rows"]
@@ -155,19 +153,7 @@ def test_figures_by_class_come_from_the_last_round(run: Path, text: str) -> None
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_weight_on_public_data_is_shown_and_most_of_it_is_a_warning(
-    run: Path, text: str, tmp_path: Path
-) -> None:
-    rows = read_downloads(text)["weights.csv"]
-    own = {
-        row["name"]: float(row["weight"])
-        for row in rows
-        if (row["method"], row["seed"], row["of"]) == ("fedaux", "0", "client")
-    }
-    assert own == {
-        str(client): pytest.approx((1 + client) / 32) for client in (0, 1, 2, 4, 5, 6, 7)
-    }
-    assert "Weight on public data in fedaux, seed 0" in text
+def test_most_of_the_weight_on_public_data_is_a_warning(text: str, tmp_path: Path) -> None:
     assert "hardly teach" not in text
     directory = make_run(tmp_path / "run", levels={"fedaux": 0.8}, seeds=1, rounds=1)
     (line,) = read_metrics(directory)
@@ -444,7 +430,7 @@ def test_one_round_and_text_without_images(tmp_path: Path) -> None:
     )
     assert overlap
     assert overlap[1] == overlap[2]  # these weights are equal
-    assert text.count("<figure>") == 5
+    assert text.count("<figure>") == 4
     assert " ± " not in re.sub(r"<p.*?</p>", "", text)  # one seed has no spread
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import matplotlib
 import numpy as np
@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedaux.report.figures import BLUE, FADE, TINT, WIDTH, new_figure, shorten
 from fedaux.report.run import Array
-from fedaux.report.svg import INK, SMOOTH, STYLE
+from fedaux.report.svg import SMOOTH, STYLE
 
 
 def class_shares(table: npt.ArrayLike) -> Array:
@@ -185,33 +185,6 @@ def confusion(shares: npt.ArrayLike, classes: Sequence[object]) -> Figure:
     axes.set_ylabel("class")
     axes.tick_params(length=0)
     axes.spines[:].set_alpha(0.5)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def weight_bars(
-    by_client: Mapping[object, float], by_class: Mapping[object, float], *, teachers: float
-) -> Figure:
-    """Draw the weight on public data of each client, if known, and of each class, beside equal
-    weights."""
-    panels = [("client", by_client, 1 / max(teachers, 1))] if by_client else []
-    panels.append(("class", by_class, 1 / max(len(by_class), 1)))
-    longest = [5.4 * max(len(shorten(name)) for name in weights) for _, weights, _ in panels]
-    figure = new_figure(WIDTH, sum(120 + width for width in longest), layout="constrained")
-    grid = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axes, (what, weights, equal), width in zip(grid, panels, longest, strict=True):
-        names, room = list(weights), (WIDTH - 50) / max(len(weights), 1)
-        axes.bar(range(len(names)), [100 * own for own in weights.values()], color=BLUE)
-        axes.axhline(100 * equal, color=INK, linewidth=1, linestyle=(0, (4, 2)))
-        axes.set_xlim(-0.6, len(names) - 0.4)
-        _name_ticks(axes, "x", names, room=room, rotation=90 if width > room else 0)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
-        axes.set_axisbelow(True)
-        axes.grid(True, axis="y")
-        axes.tick_params(axis="x", length=0)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xlabel(what)
-        axes.set_ylabel("weight, %")
     return figure
 
 

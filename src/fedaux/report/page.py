@@ -31,7 +31,6 @@ from fedaux.report.sections import (
     communication_section,
     privacy_section,
     prototype_table,
-    public_weight_section,
     scores_section,
     split_section,
     time_section,
@@ -63,7 +62,6 @@ def render(runs: Runs) -> str:
         *(_header, _results, _curves, effect_of_settings, classes_section, split_section),
         *(
             scores_section,
-            public_weight_section,
             privacy_section,
             communication_section,
             time_section,

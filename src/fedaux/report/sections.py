@@ -13,7 +13,6 @@ from fedaux.core.asks import SHARED_PHASES
 from fedaux.formatting import as_number, interval, mean_and_deviation, megabytes, over_seeds, short
 from fedaux.report import data_figures, html
 from fedaux.report.comparison import against_bytes, against_privacy
-from fedaux.report.public_weight import spreads
 from fedaux.report.results import Runs, group, is_bound
 from fedaux.report.run import Array, Record, Row, Run, Scores
 from fedaux.report.tables import Table
@@ -254,42 +253,6 @@ def _spread_of(rows: Sequence[Row], key: str) -> str:
     known = [float(row[key]) for row in rows if row.get(key) is not None]
     mean, deviation = over_seeds(known)
     return mean_and_deviation(mean, deviation if len(known) > 1 else None)
-
-
-def public_weight_section(runs: Runs) -> str:
-    """Return how the weight on public data is spread over clients and classes."""
-    if (run := runs.only) is None or not (found := spreads(run.metrics)):
-        return ""
-    classes = run.split.get("classes") or range(len(next(iter(found.values())).by_class))
-    scored = [key for key in found if run.scores and key[0] == run.scores.method]
-    method, seed = (scored or list(found))[0]
-    own = found[method, seed]
-    figure = data_figures.weight_bars(
-        {_label(run, client): weight for client, weight in own.by_client.items()},
-        dict(zip(classes, own.by_class, strict=True)),
-        teachers=own.teachers,
-    )
-    caption = (
-        f"Weight on public data in {method}, seed {seed}, mean over rounds. "
-        + ("Top: of each client's predictions, in the rounds it teaches. " if own.by_client else "")
-        + f"{'Bottom: o' if own.by_client else 'O'}f each class, its share of the soft labels. "
-        "Dashed lines show equal weights. If one client or class has most of the weight, the "
-        "server learns little from the others."
-    )
-    data = [
-        (*key, kind, name, f"{weight:.6g}")
-        for key, spread in found.items()
-        for kind, named in (
-            ("client", [(_label(run, one), own) for one, own in spread.by_client.items()]),
-            ("class", list(zip(classes, spread.by_class, strict=True))),
-        )
-        for name, weight in named
-    ]
-    numbers = Table(("method", "seed", "of", "name", "weight"), data)
-    label = f"Bars of the weight on public data of {len(own.by_client)} clients and "
-    label += f"{len(own.by_class)} classes."
-    body = html.picture(figure, "weights", caption, numbers, label=label)
-    return html.section("weights", "Weight on public data", body)
 
 
 def privacy_section(runs: Runs) -> str:
