@@ -24,7 +24,7 @@ from fedaux.core.compute import choose_device
 from fedaux.core.task import build_models
 from fedaux.data import load_both
 from fedaux.privacy.mechanisms import MECHANISMS, SimulatedNoise
-from fedaux.report.data_figures import shrink_images
+from fedaux.report.run import Array
 from fedaux.report.svg import SMOOTH, STYLE
 from fedaux.report.tables import Table
 from fedaux.running import preflight as checks
@@ -289,3 +289,14 @@ def draw(shown: Sequence[Shown], public: Tensor, private: Tensor, *, title: str)
     write(gap, 11, f"Highest certainty, {title}", fontsize=10.5)
     write(gap, height - 8, WARNING, fontsize=9)
     return figure
+
+
+def shrink_images(images: Array, *, side: int) -> Array:
+    """Average blocks of pixels until both sides of the images [..., H, W] are at most ``side``."""
+    *lead, height, width = images.shape
+    factor = max(1, -(-max(height, width) // side))
+    rows, columns = height // factor, width // factor
+    blocks = images[..., : rows * factor, : columns * factor].reshape(
+        *lead, rows, factor, columns, factor
+    )
+    return np.asarray(blocks.mean(axis=(-3, -1)).round(), dtype=np.uint8)

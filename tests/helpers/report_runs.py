@@ -151,7 +151,7 @@ def make_run(
         noise = generator.dirichlet([1.0] * clients, size=10).T
         weights = np.ascontiguousarray(0.6 * shares + 0.4 * noise, dtype=np.float32)
         save_file(
-            {"weights_by_class": weights, "top_images": make_images(tables["0"])},
+            {"weights_by_class": weights},
             directory / "scores.safetensors",
             metadata={"method": "fedaux", "seed": "0", "clients": json.dumps(list(range(clients)))},
         )
@@ -217,17 +217,6 @@ def make_table(generator: np.random.Generator, *, clients: int) -> list[list[int
     return [
         [int(count) for count in row] for row in np.ceil(140 * np.where(shares > 0.02, shares, 0))
     ]
-
-
-def make_images(table: list[list[int]]) -> Any:
-    """uint8 [clients, 8, 1, 28, 28]: as many bright bars as the number of the client's main
-    class."""
-    images = np.full((len(table), 8, 1, 28, 28), 20, dtype=np.uint8)
-    for client, counts in enumerate(table):
-        for bar in range(int(np.argmax(counts)) + 1):
-            for image in range(8):
-                images[client, image, 0, 2 * bar + 2 : 2 * bar + 3, 2 : 10 + 2 * image] = 230
-    return images
 
 
 def summary_row(

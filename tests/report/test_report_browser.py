@@ -17,7 +17,7 @@ from fedaux.report import write_report
 
 @pytest.fixture(scope="module", params=["run", "folder"])
 def text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The page of a run, and that of a folder of runs; with five figures and with four."""
+    """The page of a run, and that of a folder of runs; with four figures each."""
     directory = tmp_path_factory.mktemp("report") / "demo"
     if request.param == "run":
         make_run(directory)
@@ -89,7 +89,7 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(
     assert result["width"] == 375
     assert result["scroll"] <= 375
     assert result["wide"] > 0  # there are wide tables, and they scroll in their own boxes
-    assert len(result["figures"]) == (4 if "runs compared" in text else 5)
+    assert len(result["figures"]) == 4
     assert all(width > 250 and height > 100 for width, height in result["figures"])
     assert result["curves"] == len(LEVELS) * (4 if "runs compared" in text else 1)
     ink, ground = (
@@ -104,7 +104,7 @@ def test_the_browser_asks_nobody_and_has_nothing_to_complain_about(
     text: str, tmp_path: Path
 ) -> None:
     document, printed, asked = watch(text, tmp_path / "page")
-    assert document.count("<figure>") == (4 if "runs compared" in text else 5)
+    assert document.count("<figure>") == 4
     assert "CONSOLE" not in printed
     assert asked == set()
 

@@ -91,28 +91,6 @@ def test_score_matrix_compares_like_with_like() -> None:
         data_figures.score_matrix(weights, table, ["a", "b"], [7])
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_top_images_stand_in_the_row_of_their_client(channels: int) -> None:
-    images = np.zeros((2, 3, channels, 96, 96), dtype=np.uint8)
-    images[1] = 200
-    figure = data_figures.top_images(
-        images, table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8]
-    )
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
-        "client 8, class cat",
-        "client 3, class dog",
-    ]
-    mosaic = np.asarray(figure.axes[0].images[0].get_array())
-    assert mosaic.shape == (2 * 50, 3 * 50, 4)  # halved to 48 pixels, with gaps of 2
-    assert mosaic[10, 10].tolist() == [200, 200, 200, 255]
-    assert mosaic[60, 10].tolist() == [0, 0, 0, 255]
-    assert mosaic[49, 10, 3] == 0
-    with pytest.raises(ValueError, match="C = 1 or 3"):
-        data_figures.top_images(
-            images[:, :, :, 0], table=[[0, 5], [5, 0]], classes=["cat", "dog"], clients=[3, 8]
-        )
-
-
 @pytest.mark.parametrize(
     ("kind", "start"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")]
 )

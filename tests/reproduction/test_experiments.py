@@ -500,6 +500,15 @@ def test_similar_images_shows_private_images_and_says_so(tmp_path: Path, mechani
             assert all(line == sorted(line, reverse=True) for line in row[side]["similarities"])
 
 
+def test_large_images_are_drawn_as_means_of_blocks() -> None:
+    images = np.zeros((3, 1, 96, 50), dtype=np.uint8)
+    images[1, :, ::2] = 200
+    small = similar_images.shrink_images(images, side=48)
+    assert small.shape == (3, 1, 48, 25)
+    assert small.max(axis=(1, 2, 3)).tolist() == small.min(axis=(1, 2, 3)).tolist() == [0, 100, 0]
+    assert (similar_images.shrink_images(images, side=96) == images).all()
+
+
 def test_similar_images_are_those_that_a_run_scores_highest(tmp_path: Path) -> None:
     base = tiny(certainty={"epsilon": 0.5})
     outcome = similar_images.run(

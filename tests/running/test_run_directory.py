@@ -146,8 +146,7 @@ def test_methods_of_a_seed_share_split_selection_and_pretraining(finished: Path)
 def test_scores_picture_has_a_distribution_over_clients(finished: Path) -> None:
     tensors = load_file(finished / "scores.safetensors")
     assert tensors["weights_by_class"].sum(dim=0).numpy() == pytest.approx(np.ones(10), abs=1e-5)
-    assert tensors["top_images"].shape[0] == 4
-    assert tensors["top_images"].shape[2:] == (1, 8, 8)
+    assert list(tensors) == ["weights_by_class"]
 
 
 def test_only_the_last_checkpoint_is_kept_and_nothing_is_pickled(finished: Path) -> None:

@@ -38,7 +38,6 @@ def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
     assert best["fedaux"] > 0.5
     page = (tmp_path / "run" / "report.html").read_text()
     assert all(name in page for name in TOPICS)
-    assert "texts that each client scores highest" in page
     split = json.loads((tmp_path / "run" / "split.json").read_text())
     assert split["classes"] == list(TOPICS)
 

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from fedaux.report.figures import BLUE, FADE, TINT, WIDTH, new_figure, shorten
 from fedaux.report.run import Array
-from fedaux.report.svg import SMOOTH, STYLE
+from fedaux.report.svg import STYLE
 
 
 def class_shares(table: npt.ArrayLike) -> Array:
@@ -188,54 +188,6 @@ def confusion(shares: npt.ArrayLike, classes: Sequence[object]) -> Figure:
     return figure
 
 
-@matplotlib.rc_context(STYLE)
-def top_images(
-    images: npt.ArrayLike,
-    *,
-    table: npt.ArrayLike,
-    classes: Sequence[object],
-    clients: Sequence[object],
-) -> Figure:
-    """Draw the auxiliary images that each client scores highest, one row per client.
-
-    images is uint8 [clients, M, C, H, W] with C = 1 or 3; table is [clients, classes].
-    """
-    pictures = np.asarray(images, dtype=np.uint8)
-    counts = np.asarray(table)
-    if pictures.ndim != 5 or pictures.shape[2] not in (1, 3) or len(pictures) != len(clients):
-        raise ValueError(
-            f"images of shape {pictures.shape} for {len(clients)} clients: "
-            "should be [clients, M, C, H, W] with C = 1 or 3"
-        )
-    order = order_clients(counts)
-    mosaic = _mosaic(shrink_images(pictures[order], side=48))
-    names = [_main_class(counts[index], classes, clients[index]) for index in order]
-    left = 10 + 5.4 * max(map(len, names), default=1)
-    across = max(1.0, min(28.0 * pictures.shape[1], WIDTH - left))
-    width, height = left + across, across * mosaic.shape[0] / max(mosaic.shape[1], 1)
-    total = max(height, 10) + 6
-    figure = new_figure(width, total)
-    axes = figure.add_axes((left / width, 3 / total, across / width, 1 - 6 / total))
-    axes.imshow(mosaic, interpolation="none", aspect="auto", gid=SMOOTH)
-    pitch = mosaic.shape[0] / max(len(order), 1)
-    axes.set_yticks([pitch * (index + 0.5) - 1 for index in range(len(order))], names)
-    axes.set_xticks([])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    return figure
-
-
-def shrink_images(images: Array, *, side: int) -> Array:
-    """Average blocks of pixels until both sides of the images [..., H, W] are at most ``side``."""
-    *lead, height, width = images.shape
-    factor = max(1, -(-max(height, width) // side))
-    rows, columns = height // factor, width // factor
-    blocks = images[..., : rows * factor, : columns * factor].reshape(
-        *lead, rows, factor, columns, factor
-    )
-    return np.asarray(blocks.mean(axis=(-3, -1)).round(), dtype=np.uint8)
-
-
 def _name_ticks(
     axes: Axes, which: str, names: Sequence[object], *, room: float, rotation: float = 0
 ) -> None:
@@ -247,23 +199,3 @@ def _name_ticks(
         axes.set_xticks(list(ticks), labels, rotation=rotation)
     else:
         axes.set_yticks(list(ticks), labels)
-
-
-def _main_class(counts: Array, classes: Sequence[object], client: object) -> str:
-    """Return a row's label: the client and its main class."""
-    name = f"client {client}" if isinstance(client, int) else shorten(client)
-    if counts.sum() == 0:
-        return f"{name}, no data"
-    return f"{name}, class {shorten(classes[int(counts.argmax())])}"
-
-
-def _mosaic(images: Array) -> Array:
-    """Return images [rows, columns, C, H, W] as one picture [.., .., 4] with gaps of 2 pixels."""
-    rows, columns, channels, height, width = images.shape
-    mosaic = np.zeros((rows, height + 2, columns, width + 2, 4), dtype=np.uint8)
-    colours = (
-        np.broadcast_to(images, (rows, columns, 3, height, width)) if channels == 1 else images
-    )
-    mosaic[:, :height, :, :width, :3] = colours.transpose(0, 3, 1, 4, 2)
-    mosaic[:, :height, :, :width, 3] = 255
-    return mosaic.reshape(rows * (height + 2), columns * (width + 2), 4)

@@ -35,15 +35,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """The content of ``scores.safetensors``; images or texts are None if there are none."""
+    """The content of ``scores.safetensors``: each client's weight on test examples, by class."""
 
     weights: Array
-    images: Array | None
     method: str
     seed: str
     clients: list[int]
-    texts: list[list[str]] | None = None
-    """The texts that each client scores highest."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +189,8 @@ def _read_scores(path: Path) -> Scores | None:
         return None
     try:
         with safe_open(str(path), framework="numpy") as file:
-            words, names = file.metadata() or {}, set(file.keys())
-            weights = file.get_tensor("weights_by_class")
-            images = file.get_tensor("top_images") if "top_images" in names else None
+            words, weights = file.metadata() or {}, file.get_tensor("weights_by_class")
         clients = [int(client) for client in json.loads(words["clients"])]
-        texts = json.loads(words["top_texts"]) if "top_texts" in words else None
-        return Scores(weights, images, words["method"], words["seed"], clients, texts)
+        return Scores(weights, words["method"], words["seed"], clients)
     except (SafetensorError, ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} has no valid certainty scores: {error!r}") from error

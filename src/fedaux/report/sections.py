@@ -14,10 +14,10 @@ from fedaux.formatting import as_number, interval, mean_and_deviation, megabytes
 from fedaux.report import data_figures, html
 from fedaux.report.comparison import against_bytes, against_privacy
 from fedaux.report.results import Runs, group, is_bound
-from fedaux.report.run import Array, Record, Row, Run, Scores
+from fedaux.report.run import Array, Record, Row, Run
 from fedaux.report.tables import Table
 
-MOST_ROWS, TOP_TEXTS = 12, 3
+MOST_ROWS = 12
 
 
 def prototype_table(run: Run | None) -> str:
@@ -137,57 +137,12 @@ def scores_section(runs: Runs) -> str:
     figure = data_figures.score_matrix(scores.weights, table, classes, clients)
     headers = ("client", "class", "examples", "share_held", "weight")
     body = html.picture(figure, "scores", caption, Table(headers, data), label=label)
-    return html.section("scores", title, body + _highest_scores(scores, table, classes, clients))
+    return html.section("scores", title, body)
 
 
 def _label(run: Run, client: int) -> object:
     """Return a client's name or, if it has none, its number."""
     return run.names[client] if client < len(run.names) else client
-
-
-def _highest_scores(
-    scores: Scores, table: Array, classes: Sequence[object], names: Sequence[object]
-) -> str:
-    """Return the public images or texts that clients score highest."""
-    holders = [row for row in data_figures.order_clients(table) if table[row].sum()]
-    picks = np.linspace(0, len(holders) - 1, min(MOST_ROWS, len(holders))).round().astype(int)
-    shown, body = [holders[pick] for pick in picks], ""  # through all main classes
-    clients = [names[row] for row in shown]
-    some = (
-        f" {len(shown)} of the {len(holders)} clients with data are shown."
-        if len(shown) < len(holders)
-        else ""
-    )
-    if scores.images is not None and scores.images.size and shown:
-        count = scores.images.shape[1]
-        caption = (
-            f"The {count} auxiliary images that each client scores highest, beside the class it "
-            f"holds most of. If the scores work, the images resemble that class.{some}"
-        )
-        figure = data_figures.top_images(
-            scores.images[shown], table=table[shown], classes=classes, clients=clients
-        )
-        data = [
-            (client, classes[int(counts.argmax())], int(counts.max()), int(counts.sum()))
-            for client, counts in zip(clients, table[shown], strict=True)
-        ]
-        headers = ("client", "main_class", "examples_of_it", "examples")
-        label = f"The {count} auxiliary images that each of {len(shown)} clients scores highest."
-        body += html.picture(
-            figure, "images", caption, Table(headers, data), label=label, name="main_classes"
-        )
-    if scores.texts and shown:
-        rows = [
-            (
-                f"client {names[row]}" if isinstance(names[row], int) else names[row],
-                classes[int(table[row].argmax())],
-                " / ".join(scores.texts[row][:TOP_TEXTS]),
-            )
-            for row in shown
-        ]
-        caption = f"The {TOP_TEXTS} public texts that each client scores highest.{some}"
-        body += html.table(Table(("client", "main class", "texts"), rows, "lll", caption))
-    return body
 
 
 def classes_section(runs: Runs) -> str:

@@ -40,7 +40,6 @@ from fedaux.core.task import Callback, State, Task, population
 from fedaux.core.weights import flat
 from fedaux.data import LabelledData, load_both, notes, split_auxiliary, split_dirichlet
 from fedaux.data.tensor_files import save_tensors
-from fedaux.data.vocabulary import Vocabulary
 from fedaux.encoders import Encoder, Extractor, extractor_of
 from fedaux.fast import best_backend
 from fedaux.fast.feature_cache import FeatureCache
@@ -59,8 +58,6 @@ from fedaux.running.run_directory import Progress, RunDirectory, stored_experime
 from fedaux.running.shared import turn
 from fedaux.running.summary import summarise
 
-TOP_IMAGES = 8
-"""Number of each client's highest-scored auxiliary images in the report."""
 MOST_LISTED_CLIENTS = 200
 """Clients in split.json and in the figures of the report: at most the first ones."""
 
@@ -381,9 +378,7 @@ class ExperimentRunner:
             return
         listed = any(client < MOST_LISTED_CLIENTS for client in progress.state.releases)
         if self._lacks_scores(method, seed) and listed:
-            tensors, metadata = describe_scores(
-                federation, progress.state, vocabulary=self._data.vocabulary
-            )
+            tensors, metadata = describe_scores(federation, progress.state)
             save_tensors(directory.path / "scores.safetensors", tensors, metadata=metadata)
         self._write_models(method, seed, progress)
         write_summary(directory)
@@ -558,13 +553,8 @@ def describe_test(data: LabelledData) -> dict[str, Any]:
     return {"examples": int(counts.sum()), "largest_class": float(counts.max() / counts.sum())}
 
 
-def describe_scores(
-    federation: Server, state: State, *, vocabulary: Vocabulary | None = None
-) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each client's weight by test class and its highest-scored public examples.
-
-    Test labels are used for this figure only.
-    """
+def describe_scores(federation: Server, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return each client's weight by test class. Test labels are used for this figure only."""
     task, scorer = federation.task, federation.scorer
     chosen = [client for client in sorted(state.releases) if client < MOST_LISTED_CLIENTS]
     projected = {
@@ -573,16 +563,8 @@ def describe_scores(
     weights = torch.softmax(scorer.log_scores(state.releases, chosen, projected), dim=0)
     members = torch.nn.functional.one_hot(task.test_labels, task.num_classes).to(weights)
     by_class = (weights @ members) / members.sum(dim=0).clamp_min(1)
-    scores = scorer.log_scores(state.releases, chosen)
-    top = scores.topk(min(TOP_IMAGES, scores.shape[1]), dim=1).indices
     words = {"method": task.method.name, "seed": str(task.seed), "clients": json.dumps(chosen)}
-    shown = task.distill_set[top]
-    if shown.ndim == 3 and vocabulary is None:  # features, which nobody can look at
-        return {"weights_by_class": by_class.float()}, words
-    if vocabulary is None:
-        return {"weights_by_class": by_class.float(), "top_images": shown}, words
-    texts = [[vocabulary.words(ids) for ids in own] for own in shown.tolist()]
-    return {"weights_by_class": by_class.float()}, words | {"top_texts": json.dumps(texts)}
+    return {"weights_by_class": by_class.float()}, words
 
 
 def out_of_memory(experiment: Experiment, what: str) -> str:
