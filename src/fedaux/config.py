@@ -220,8 +220,8 @@ class Text(Section):
     vocabulary: Place | None = None
     """Origin of the tokenizer: a folder or hub id with a checkpoint, a file tokenizer.json or
     vocab.txt, or a file written by fedaux; `auxiliary` learns one from the public texts. Default:
-    the tokenizer of the data, of `pretraining.checkpoint` or of the first prototype's checkpoint,
-    if there is one; otherwise a learned one."""
+    the tokenizer of `pretraining.checkpoint` or of the first prototype's checkpoint, if there is
+    one; otherwise a learned one."""
     vocabulary_size: Annotated[int, Field(ge=100)] = 30522
     """Maximum number of tokens of a learned vocabulary; the default is BERT's."""
 

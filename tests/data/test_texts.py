@@ -13,7 +13,6 @@ from helpers.programs import run_program
 pytest.importorskip("tokenizers", reason="needs the extra text")
 
 from helpers.corpus import TOPICS, news, sentences, texts_of, write_csv
-from safetensors.torch import load_file, save_file
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import (
@@ -21,10 +20,8 @@ from fedaux.data import (
     load_auxiliary,
     load_both,
     load_labelled,
-    load_private,
     vocabulary,
 )
-from fedaux.data.tensors import save_tokens
 from fedaux.data.texts import Texts, trimmed
 from fedaux.data.vocabulary import BEGIN, END, MASK, PAD, UNKNOWN, Vocabulary
 
@@ -273,37 +270,6 @@ def test_silos_of_texts_are_filled_up_to_the_longest(tmp_path: Path, words: Voca
     assert data.clients is not None
     assert [len(part) for part in data.clients] == [2, 2]
     assert data.vocabulary is words
-
-
-def test_token_ids_travel_with_their_tokenizer(corpus: Path, words: Vocabulary) -> None:
-    experiment = texts_of(corpus)
-    data, public = load_both(experiment)
-    private_file, public_file = save_tokens(corpus / "tokens", data, public)
-    assert load_file(private_file)["texts"].dtype == torch.int16
-    moved = texts_of(
-        corpus,
-        data={"source": "tensors", "path": str(private_file)},
-        auxiliary={"source": "tensors", "path": str(public_file)},
-    )
-    again, same = load_both(moved)
-    assert torch.equal(again.images, data.images)
-    assert torch.equal(again.test_images, data.test_images)
-    assert torch.equal(same, public)
-    assert again.classes == data.classes
-    assert again.vocabulary is not None
-    assert data.vocabulary is not None
-    assert again.vocabulary.digest == data.vocabulary.digest
-    with pytest.raises(ValueError, match=r"more than the 8 of"):
-        load_both(
-            moved.model_copy(
-                update={"text": moved.text and moved.text.model_copy(update={"length": 8})}
-            )
-        )
-    with pytest.raises(ValueError, match=r"was tokenised with .*should be the same"):
-        load_labelled(moved.data, converter=Texts(words, 16))
-    save_file({"texts": torch.zeros(3, 4), "labels": torch.zeros(3).long()}, private_file)
-    with pytest.raises(ValueError, match=r"has no tokenizer"):
-        load_private(moved)
 
 
 def test_texts_beyond_the_size_are_not_tokenised(words: Vocabulary, tmp_path: Path) -> None:

@@ -16,15 +16,11 @@ from helpers.corpus import TOPICS, news, texts_of, write_csv
 import fedaux
 from fedaux.config import ConfigError, Experiment
 from fedaux.data import load_both, load_private
-from fedaux.data.tensors import save_tokens
 
 
 def rows_of(directory: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-METHODS = ["fedavg", "fedaux+m"]
 
 
 @pytest.mark.usefixtures("pages")
@@ -42,16 +38,22 @@ def test_a_federation_of_texts_learns(corpus: Path, tmp_path: Path) -> None:
     assert split["classes"] == list(TOPICS)
 
 
-def test_the_fast_engine_equals_the_plain_loop(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "methods"), [("full", ["fedavg", "fedaux+m"]), ("linear", ["fedavg+p", "fedaux+m"])]
+)
+def test_the_fast_engine_equals_the_plain_loop(
+    corpus: Path, tmp_path: Path, mode: str, methods: list[str]
+) -> None:
     found = []
     for name, engine in (
         ("plain", {"clients_at_once": 1}),
         ("fast", {"clients_at_once": 8, "threads": 2}),
     ):
-        fedaux.run(texts_of(corpus, method=METHODS, engine=engine), out=tmp_path / name)
+        experiment = texts_of(corpus, mode=mode, method=methods, engine=engine)
+        fedaux.run(experiment, out=tmp_path / name)
         found.append(rows_of(tmp_path / name))
     torch.set_num_threads(1)
-    assert len(found[0]) == 2 * len(METHODS)
+    assert len(found[0]) == 2 * len(methods)
     for plain, fast in zip(*found, strict=True):
         assert fast["clients_answered"] == plain["clients_answered"]
         assert fast["loss"] == pytest.approx(plain["loss"], rel=1e-4)
@@ -97,22 +99,6 @@ def test_fedaux2_rehearses_public_texts_shorter_than_the_private_ones(
     for plain, fast in zip(*found, strict=True):
         assert fast["local_loss"] == pytest.approx(plain["local_loss"], rel=1e-4)
         assert fast["loss"] == pytest.approx(plain["loss"], rel=1e-4)
-
-
-def test_linear_mode_and_pretokenised_files_give_what_texts_give(
-    corpus: Path, tmp_path: Path
-) -> None:
-    experiment = texts_of(corpus, mode="linear")
-    fedaux.run(experiment, out=tmp_path / "texts")
-    files = save_tokens(tmp_path, *load_both(experiment))
-    moved = texts_of(
-        corpus,
-        mode="linear",
-        data={"source": "tensors", "path": str(files[0])},
-        auxiliary={"source": "tensors", "path": str(files[1])},
-    )
-    fedaux.run(moved, out=tmp_path / "tokens")
-    assert rows_of(tmp_path / "tokens") == rows_of(tmp_path / "texts")
 
 
 def test_a_run_begins_with_the_checkpoints_weights(
@@ -174,15 +160,24 @@ def test_what_cannot_be_is_told_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("section", "source"), [("data", "digits"), ("auxiliary", "letters"), ("data", "svhn")]
+    ("section", "source"),
+    [
+        ("data", "digits"),
+        ("auxiliary", "letters"),
+        ("data", "svhn"),
+        ("data", "tensors"),
+        ("auxiliary", "tensors"),
+    ],
 )
 def test_images_are_not_taken_for_texts(
     corpus: Path, tmp_path: Path, section: str, source: str
 ) -> None:
     settings = texts_of(corpus).to_dict()
-    path = {"path": str(corpus)} if source == "svhn" else {}
+    path = {"path": str(corpus)} if source in ("svhn", "tensors") else {}
     wrong = Experiment(**settings | {section: {"source": source, **path}})
-    with pytest.raises(ConfigError, match=f"{section}.source = '{source}': has no texts"):
+    with pytest.raises(
+        ConfigError, match=f"{section}.source = '{source}': has no texts; should be folder, "
+    ):
         fedaux.run(wrong, out=tmp_path / "run")
     del settings["text"]
     with pytest.raises(

@@ -36,7 +36,6 @@ for command in (
     prepare.data,
     prepare.encoder,
     prepare.pretrain,
-    prepare.tokenise,
     inspect.report,
     model.predict,
     model.export,

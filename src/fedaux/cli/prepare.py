@@ -1,4 +1,4 @@
-"""Commands that prepare a run: the split, h0, token ids."""
+"""Commands that prepare a run: the split, h0, encoders."""
 
 from __future__ import annotations
 
@@ -143,26 +143,6 @@ def pretrain(
         except OSError as error:
             raise command.write_error(error, out, outcomes, shared=shared) from error
         typer.echo(f"h0: {out}, its card: {out.with_suffix('.json')}")
-
-
-def tokenise(
-    recipe: Recipe,
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder for the two files.", metavar="DIR")
-    ] = Path("tokens"),
-    overrides: Overrides = None,
-    plugins: Plugins = None,
-) -> None:
-    """Write a recipe's texts as token ids, with their tokenizer, for the source `tensors`."""
-    experiment = load(recipe, overrides or [], plugins=plugins)
-    if experiment.text is None:
-        raise ValueError(f"{recipe}: has no table [text]; images need no tokens")
-    from fedaux.data import load_both
-    from fedaux.data.tensors import save_tokens
-
-    data, public = load_both(experiment)
-    for path in save_tokens(out, data, public):
-        typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def encoder(

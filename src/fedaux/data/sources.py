@@ -496,8 +496,8 @@ def _assembled(train: Examples, test: Examples) -> LabelledData:
     )
 
 
-def _load_public_tensors(section: Auxiliary, texts: Texts | None = None) -> Tensor:
-    return _first(load_public_tensors(section, texts), section.size)
+def _load_public_tensors(section: Auxiliary) -> Tensor:
+    return _first(load_public_tensors(section), section.size)
 
 
 def _first(images: Tensor, size: int | None) -> Tensor:
@@ -517,7 +517,6 @@ SOURCES: dict[str, Source] = {
     "noise": Source(load_auxiliary=_make_noise, is_made=True),
     "tensors": Source(
         needs_path=True,
-        holds_texts=True,
         count_labelled=count_tensors,
         load_labelled=load_tensors,
         load_rows=load_tensor_rows,

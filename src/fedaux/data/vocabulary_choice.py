@@ -1,5 +1,4 @@
-"""Which vocabulary the texts of an experiment have: given, of the data or a checkpoint, or
-learned."""
+"""Which vocabulary the texts of an experiment have: given, of a checkpoint, or learned."""
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ from fedaux.config import Auxiliary, ExperimentFields
 from fedaux.data import cache, vocabulary
 from fedaux.data.checkpoints import checkpoint_of, locate
 from fedaux.data.tables import Table
-from fedaux.data.tensors import carried_vocabulary
 from fedaux.data.texts import text_of
 from fedaux.data.vocabulary import Vocabulary
 from fedaux.files import save_text
@@ -26,7 +24,7 @@ OpenPublic = Callable[[Auxiliary], Table]
 
 
 def vocabulary_of(experiment: ExperimentFields, *, open_public: OpenPublic | None) -> Vocabulary:
-    """Return the given vocabulary, the vocabulary of the data or a checkpoint, or a learned one.
+    """Return the given vocabulary, the vocabulary of a checkpoint, or a learned one.
 
     `open_public` opens the public texts; None for a source without texts.
     """
@@ -42,11 +40,6 @@ def vocabulary_of(experiment: ExperimentFields, *, open_public: OpenPublic | Non
 
 
 def _brought(experiment: ExperimentFields) -> Vocabulary | None:
-    if experiment.data.source == "tensors":
-        path = experiment.data.path or next(iter(experiment.data.clients), None)
-        return carried_vocabulary(path, key="data.path")
-    if experiment.auxiliary.source == "tensors":
-        return carried_vocabulary(experiment.auxiliary.path, key="auxiliary.path")
     if experiment.pretraining.checkpoint is not None:
         file = Path(experiment.pretraining.checkpoint)
         if (inside := vocabulary.inside_of(file, key="pretraining.checkpoint")) is not None:
