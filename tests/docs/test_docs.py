@@ -258,7 +258,8 @@ def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
     *said, answer = typed([*lines, ["python", "reading.py"]], tmp_path)
     assert said[0].startswith("Sweep: 2 cells, 8 rounds in total\n  split.alpha = 0.01, 1\n")
     assert "  2 finished before, 0 to be continued\n" in said[1]
-    assert said[2].startswith("Sweep: 2 cells, 4 rounds in total\n  method = fedavg+p, fedaux\n")
+    plan = "Sweep: 2 cells, 4 rounds in total\n  method = [fedavg+p], [fedaux]\n"
+    assert said[2].startswith(plan)
     assert said[3] == "runs/grid/report.html\n"
     cells = json.loads((tmp_path / "runs/grid/sweep.json").read_text(encoding="utf-8"))["cells"]
     assert [cell["name"] for cell in cells] == ["alpha=0.01", "alpha=1", "alpha=100"]

@@ -224,7 +224,9 @@ def test_features_begin_alike_whatever_the_classes(name: str) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("words", [["run"], ["run", "--apart", "seeds"], ["data"], ["privacy"]])
+@pytest.mark.parametrize(
+    "words", [["run"], ["run", "--set", "seeds=[[0],[1]]"], ["data"], ["privacy"]]
+)
 def test_whatever_needs_labelled_data_says_so(
     tmp_path: Path, pictures: dict[str, Any], words: list[str]
 ) -> None:

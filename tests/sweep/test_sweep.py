@@ -282,17 +282,17 @@ def test_the_command_tells_plan_ranking_and_status(tmp_path: Path) -> None:
 
 def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(TINY))
-    lists = "--set split.alpha=[-1,0.1] --apart method --set local.epoch=3"
+    lists = "--set split.alpha=[-1,0.1] --set method=[[fedaux]] --set local.epoch=3"
     done = called("run", "recipe.toml", *lists.split(), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: recipe.toml: 2 problems in the configuration",
-        "alpha=-1,method=fedaux: split.alpha = -1: should be greater than 0",
+        "method=fedaux,alpha=-1: split.alpha = -1: should be greater than 0",
         "local.epoch: unknown key; did you mean local.epochs?",
     ]
     single = called("run", "recipe.toml", "--devices", "cpu", cwd=tmp_path)
     assert "are for sweeps, and this recipe is a single run" in single.stderr
-    several = called("run", "recipe.toml", "--apart", "method", "--dry-run", cwd=tmp_path)
+    several = called("run", "recipe.toml", "--set", "seeds=[[0]]", "--dry-run", cwd=tmp_path)
     assert "--dry-run are for a single run, and this is a sweep" in several.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 

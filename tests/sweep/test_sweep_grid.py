@@ -117,20 +117,18 @@ def test_the_last_key_is_fastest_and_names_tell_what_differs() -> None:
     assert {cell.experiment.name for cell in cells} == {"tiny"}
 
 
-def test_lists_of_methods_and_seeds_stay_in_one_run_unless_asked_apart() -> None:
+def test_lists_of_methods_and_seeds_stay_in_one_run_and_lists_of_lists_do_not() -> None:
     table = raw(method=["fedaux", "feddf+p"], seeds=[0, 1, 2])
     (cell,) = expand(table)
     assert (cell.name, cell.settings, cell.rounds) == ("all", {}, 18)
-    cells = expand(table, apart=["method", "seeds"])
+    cells = expand(raw(method=[["fedaux"], ["feddf+p"]], seeds=[[0], [1], [2]]))
     assert [cell.name for cell in cells] == [
         f"method={method},seeds={seed}" for method in ("fedaux", "feddf+p") for seed in range(3)
     ]
     assert [(cell.experiment.method, cell.experiment.seeds) for cell in cells] == [
         ((method,), (seed,)) for method in ("fedaux", "feddf+p") for seed in range(3)
     ]
-    assert [cell.name for cell in expand(raw(), apart=["seeds"])] == ["seeds=0"]  # by default
-    with pytest.raises(ConfigError, match="apart = 'alpha': should be method or seeds"):
-        expand(table, apart=["alpha"])
+    assert [cell.name for cell in expand(raw(seeds=[[0]]))] == ["seeds=0"]
 
 
 def test_a_list_that_is_a_value_is_not_swept_and_a_list_of_lists_is() -> None:

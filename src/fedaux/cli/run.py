@@ -45,14 +45,6 @@ def run(
     ] = False,
     overrides: Overrides = None,
     seeds: Seeds = None,
-    apart: Annotated[
-        str | None,
-        typer.Option(
-            "--apart",
-            help="Make each method, or each seed, a separate run.",
-            metavar="method,seeds",
-        ),
-    ] = None,
     devices: Devices = None,
     jobs: Jobs = None,
     time_limit: TimeLimit = None,
@@ -81,7 +73,7 @@ def run(
         *(overrides or []),
         *([f"seeds={list(range(seeds))}"] if seeds else []),
     ]
-    if (cells := _cells(recipe, overrides, apart=apart, plugins=plugins)) is not None:
+    if (cells := _cells(recipe, overrides, plugins=plugins)) is not None:
         from fedaux.core import ranks
 
         if ranks.size() > 1 or dry_run:
@@ -103,8 +95,8 @@ def run(
     if devices or jobs or commands or time_limit:
         raise ValueError(
             "--devices, --jobs, --commands and --time-limit are for sweeps, and this recipe is a "
-            "single run; give a setting a list, or use --apart method,seeds. The device of a "
-            "single run is --set engine.device=..."
+            "single run; give a setting a list, or a list of lists, as in --set seeds=[[0],[1]]. "
+            "The device of a single run is --set engine.device=..."
         )
     experiment = load(recipe, overrides, plugins=plugins)
     if dry_run:
@@ -204,19 +196,17 @@ def interruptible(console: Console, how: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _cells(
-    recipe: str, overrides: list[str], *, apart: str | None, plugins: list[Path] | None
-) -> list[Cell] | None:
+def _cells(recipe: str, overrides: list[str], *, plugins: list[Path] | None) -> list[Cell] | None:
     """Return the cells of a sweep, or None if a recipe is a single run."""
     from fedaux.sweep.grid import axes_of, expand
 
     path = find_recipe(recipe)
     raw, problems = read_recipe(path, overrides=overrides)
-    if not any(axes_of(raw)) and apart is None:
+    if not any(axes_of(raw)):
         return None
     load_plugins(plugins)
     try:
-        cells = expand(raw, apart=_comma_separated(apart))
+        cells = expand(raw)
     except ConfigError as error:
         problems += error.problems
     if problems:
@@ -268,12 +258,9 @@ def reproduce(context: typer.Context) -> None:
     app(context.args, prog_name="fedaux reproduce")
 
 
-def _comma_separated(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
 def sweep_options(
     devices: str | None, *, jobs: int | None, time_limit: float | None
 ) -> dict[str, Any]:
     """Return the arguments of `fedaux.sweep.sweep`."""
-    return {"devices": _comma_separated(devices), "jobs": jobs, "time_limit": time_limit}
+    named = [part.strip() for part in (devices or "").split(",") if part.strip()]
+    return {"devices": named, "jobs": jobs, "time_limit": time_limit}

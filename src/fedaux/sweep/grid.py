@@ -22,8 +22,6 @@ from pydantic import BaseModel
 from fedaux.config import ConfigError, Experiment, ExperimentFields, inspect
 from fedaux.config_errors import plain, section_in, shortened
 
-LISTS_WITHIN_A_RUN = ("method", "seeds")
-"""Lists of methods or seeds within one run; `apart` makes each a separate run."""
 FIXED_KEYS = {
     "name": "is the name of the sweep; cells are named after their settings",
     "output.directory": "is the directory of the whole sweep",
@@ -46,18 +44,12 @@ class Cell:
         return self.experiment.rounds * len(self.experiment.method) * len(self.experiment.seeds)
 
 
-def expand(raw: Mapping[str, Any], *, apart: Sequence[str] = ()) -> list[Cell]:
+def expand(raw: Mapping[str, Any]) -> list[Cell]:
     """Return a cell for every combination of the swept keys; the last key varies fastest.
 
-    Keys in `apart` (`method`, `seeds`) are swept over too. Raises ConfigError with the problems of
-    all cells.
+    Raises ConfigError with the problems of all cells.
     """
     axes, problems = axes_of(raw)
-    for key in dict.fromkeys(apart):
-        if key not in LISTS_WITHIN_A_RUN:
-            problems["apart"] = f"apart = {key!r}: should be {' or '.join(LISTS_WITHIN_A_RUN)}"
-        elif key not in axes and key not in problems:
-            axes[key] = _each(raw, key)
     if "split.alpha" in axes and (raw.get("data") or {}).get("clients"):
         del axes["split.alpha"]
         problems["split.alpha"] = (
@@ -171,13 +163,6 @@ def _lists(
                 for option, item in value.items()
                 if isinstance(item, list)
             )
-
-
-def _each(raw: Mapping[str, Any], key: str) -> list[Any]:
-    """Return the methods, or each seed as a list of one."""
-    value = raw.get(key, list(ExperimentFields.model_fields[key].default))
-    listed = value if isinstance(value, list | tuple) else [value]
-    return list(listed) if key == "method" else [[item] for item in listed]
 
 
 def _with_settings(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
