@@ -12,7 +12,7 @@ from helpers.programs import run_program
 
 pytest.importorskip("tokenizers", reason="needs the extra text")
 
-from helpers.corpus import TOPICS, news, sentences, texts_of, write_csv
+from helpers.corpus import TOPICS, news, sentences, text_of_ids, texts_of, write_csv
 
 from fedaux.config import Auxiliary, Data
 from fedaux.data import (
@@ -41,8 +41,8 @@ def test_token_ids_are_marked_cut_and_padded(words: Vocabulary) -> None:
     assert short.dtype == np.int32
     assert short[0] == long[0] == words.mark(BEGIN)
     assert short[np.flatnonzero(short)[-1]] == long[-1] == words.mark(END)
-    assert words.words(short) == "oil ."
-    assert words.words(long) == " ".join(["stocks"] * 6)
+    assert text_of_ids(words, short) == "oil."
+    assert text_of_ids(words, long) == " ".join(["stocks"] * 6)
     assert words.encode(["☃"], length=4).tolist() == [[2, words.mark(UNKNOWN), 3, 0]]
 
 
@@ -210,7 +210,7 @@ def test_columns_can_be_named_and_joined(tmp_path: Path, words: Vocabulary) -> N
     data = load_labelled(
         section.model_copy(update={"test_fraction": 0.25}), converter=Texts(words, 8)
     )
-    said = {words.words(row) for row in data.images.tolist()}
+    said = {text_of_ids(words, row) for row in data.images.tolist()}
     assert len(data.labels) == 2
     assert said <= {"oil the market", "team", "goal", "a b"}
     with pytest.raises(
@@ -278,8 +278,8 @@ def test_texts_beyond_the_size_are_not_tokenised(words: Vocabulary, tmp_path: Pa
     (tmp_path / "own.jsonl").write_text("\n".join(lines), encoding="utf-8")
     section = Auxiliary(source="jsonl", path=str(tmp_path / "own.jsonl"), size=20)
     ids = load_auxiliary(section, converter=Texts(words, 16))
-    assert [words.words(row) for row in ids.numpy()] == [
-        words.words(row) for row in words.encode(texts[:20], length=16)
+    assert [text_of_ids(words, row) for row in ids.numpy()] == [
+        text_of_ids(words, row) for row in words.encode(texts[:20], length=16)
     ]
     with pytest.raises(ValueError, match=r"own\.jsonl, row 20: the text is empty"):
         load_auxiliary(section.model_copy(update={"size": 21}), converter=Texts(words, 16))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import csv
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from fedaux.config import Experiment
 from fedaux.data import vocabulary
@@ -167,3 +169,9 @@ def texts_of(folder: Path, **changes: Any) -> Experiment:
         "engine": {"device": "cpu", "threads": 1},
     }
     return Experiment(**merged(settings, changes))
+
+
+def text_of_ids(words: Vocabulary, ids: Iterable[int]) -> str:
+    """Return the text of token ids, without special tokens."""
+    text: str = Tokenizer.from_str(words.tokenizer).decode([int(number) for number in ids])
+    return text.replace(" ##", "")

@@ -83,19 +83,6 @@ class Vocabulary:
             row[: len(text)] = text.ids
         return ids
 
-    def words(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, without special tokens."""
-        pieces = [self._names.get(number, UNKNOWN) for number in ids if number not in self._marks]
-        return " ".join(pieces).replace(" ##", "")
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        return {number: token for token, number in self.tokens.items()}
-
-    @cached_property
-    def _marks(self) -> set[int]:
-        return {self.tokens[token] for token in (PAD, BEGIN, END) if token in self.tokens}
-
     @cached_property
     def _tokenizer(self) -> Any:
         return library().Tokenizer.from_str(self.tokenizer)
