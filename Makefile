@@ -20,8 +20,8 @@ test: $(EXTRAS)         ## the quick tests, those of the extras included; at mos
 
 test-all: test test-rest ## everything that a CPU can test; at most 25 minutes on two cores
 
-test-rest: $(EXTRAS)    ## what `make test` leaves out; four at a time on two cores, since federations wait
-	$(PYTEST) -n 4 --dist worksteal -m '(slow or federation) and not gpu and not network'
+test-rest: $(EXTRAS)    ## what `make test` leaves out; three at a time on two cores, since federations wait
+	$(PYTEST) -n 3 --dist worksteal -m '(slow or federation) and not gpu and not network'
 
 test-slow: $(EXTRAS)    ## tests of more than some seconds
 	$(PYTEST) -n 2 --dist worksteal -m 'slow and not gpu and not network and not federation'

@@ -28,16 +28,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark the cases of a test as slow that its mark `quickly` does not name. Federations, whose
-    processes wait, come first in each worker's part of the tests."""
+    processes wait, come first in each worker's part of the tests, then long tests."""
     for item in items:
         mark = item.get_closest_marker("quickly")
         if mark and isinstance(item, pytest.Function) and item.callspec.id not in mark.args:
             item.add_marker("slow")
     yield  # tests are selected
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    kinds: list[list[pytest.Item]] = [[], []]
+    kinds: list[list[pytest.Item]] = [[], [], []]
     for item in items:
-        kinds[item.get_closest_marker("federation") is None].append(item)
+        marks = {mark.name for mark in item.iter_markers()}
+        kinds[0 if "federation" in marks else 1 if "long" in marks else 2].append(item)
     items[:] = [
         item
         for part in range(workers)

@@ -78,6 +78,7 @@ def test_round_ends_with_the_weights_of_the_plain_loop_and_tells_all_it_measured
     assert (tmp_path / "round.svg").read_text().startswith("<?xml")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_that_is_cut_off_leaves_the_rounds_it_had_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

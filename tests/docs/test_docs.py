@@ -242,6 +242,7 @@ def test_the_example_without_a_file_runs(
     assert summary["complete"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_worked_example_of_a_sweep_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs/sweeps.md").read_text(encoding="utf-8")

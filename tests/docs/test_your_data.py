@@ -37,6 +37,7 @@ def test_the_fragment_of_a_recipe_is_valid() -> None:
     assert not [line for line in found if "no such file" not in line and "package" not in line]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_page_can_be_followed(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra parquet")

@@ -102,6 +102,7 @@ def test_secure_noise_is_tested_as_well(monkeypatch: pytest.MonkeyPatch) -> None
         assert word in " ".join(audit(name, **quick).findings)
 
 
+@pytest.mark.long
 @pytest.mark.chance
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mean", "paper", "classes", "counts", "heads"])

@@ -220,6 +220,7 @@ def test_gaussians_write_the_same_numbers_twice(tmp_path: Path) -> None:
 GRID = {"mean": {"epsilon": (0.5,), "delta": (1e-6, 1e-4), "components": (2,)}}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
@@ -271,6 +272,7 @@ def test_grid_runs_each_cell_once(tmp_path: Path) -> None:
         privacy_grid.run(Context(tmp_path, tiny(rounds=2, local={"epochs": 2})), grids=GRID)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_robustness_runs_what_a_method_reads_and_finds_where_it_is_behind(tmp_path: Path) -> None:

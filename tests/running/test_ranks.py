@@ -92,6 +92,7 @@ def same(out: Path, expected: Path) -> bool:
     return result(out) == result(expected)
 
 
+@pytest.mark.long
 def test_two_processes_equal_one_whatever_the_method(tmp_path: Path) -> None:
     file = recipe(tmp_path, CHANGES)
     fedaux.run(file, out=tmp_path / "alone")
@@ -103,6 +104,7 @@ def test_two_processes_equal_one_whatever_the_method(tmp_path: Path) -> None:
     assert names[1] == names[0] | {"report.html"}
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_ends_the_run_which_other_ranks_go_on_with(tmp_path: Path) -> None:
     file, program = recipe(tmp_path, CHANGES, KEPT), tmp_path / "dying.py"
     program.write_text(DYING)

@@ -300,6 +300,7 @@ def killable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return recipe, folder
 
 
+@pytest.mark.long
 @pytest.mark.chance
 @pytest.mark.slow
 def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
