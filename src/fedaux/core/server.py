@@ -238,7 +238,7 @@ class Server:
             measured = self.evaluate(self._method.evaluated(self, state))
         if log.round != experiment.rounds:
             del measured["confusion"]  # large if there are many classes
-        elif self.task.asks.distills or "rehearsal" in self.task.objectives:
+        elif self.task.asks.distills:
             sides = self.server_models.items()
             tested = [side.test_logits(state.final[name]).softmax(dim=1) for name, side in sides]
             measured["information"] = {

@@ -63,8 +63,8 @@ def _dropped(run: Run) -> Iterator[str]:
 
 
 def _unfit(run: Run) -> Iterator[str]:
-    """Yield a line for each method whose model sees much in test examples and little in public
-    ones."""
+    """Yield a line for each method that distills and whose model sees much in test examples and
+    little in public ones."""
     for method in run.progress:
         own = [row for row in run.metrics if row["method"] == method and row.get("information")]
         if not own:
