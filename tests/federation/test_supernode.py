@@ -133,6 +133,20 @@ supernode.main()
     assert "a part of the node failed: division by zero" in done.stderr
 
 
+def test_a_process_of_a_node_ends_after_it() -> None:
+    program = """
+import sys
+from fedaux.federation.flower_internals import supernode
+supernode._end_with_node()
+"""
+    command = [sys.executable, "-c", program, "--parent-pid"]
+    assert subprocess.run([*command, "2"], timeout=60).returncode == 1  # no child of that process
+    with subprocess.Popen([*command, str(os.getpid())]) as process:
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        process.kill()
+
+
 def test_lines_of_a_log_have_their_time_and_no_colours() -> None:
     record = logging.LogRecord(
         "flwr", logging.WARNING, "", 0, "\x1b[93mfir\x1b]0;\rst\x1b[0m\nsecond", (), None

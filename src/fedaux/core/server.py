@@ -366,10 +366,8 @@ class Server:
         task, log = self.task, self.log
         asked = [client for client in log.asked if client not in log.dropped]
         local = task.experiment.local
-        if objectives is None:
-            objectives = task.objectives
-        else:
-            objectives = tuple(dict.fromkeys((*objectives, *local.objectives)))
+        names = task.objectives if objectives is None else (*objectives, *local.objectives)
+        objectives = tuple(dict.fromkeys(names))
         if strengths is not None:
             stated = {**strengths, **local.strengths}
             local = local.model_copy(update={"strengths": stated})

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import current_process, get_context
+from multiprocessing import Pipe, current_process, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,9 @@ class Key:
         A daemon starts no child; without a cache, nobody asks for the key.
         """
         if len(self._names) >= MANY and folder() and not current_process().daemon:
-            forking = get_context("fork")
-            self._meanwhile, sender = forking.Pipe(duplex=False)
-            forking.Process(target=_send, args=(sender, self._names), daemon=True).start()
+            self._meanwhile, sender = Pipe(duplex=False)
+            arguments = (sender, self._names)
+            get_context("fork").Process(target=_send, args=arguments, daemon=True).start()
             sender.close()
 
     def __call__(self) -> str:

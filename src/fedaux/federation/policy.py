@@ -72,19 +72,19 @@ class Guard:
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / ".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            sent.complete(self._folder, self._ledger().get("sent"))
+            sent.complete(self._folder, sent.ledger(self._folder).get("sent"))
             if problems := self.problems():
                 raise ValueError("; ".join([*problems, sent.HOW_TO_GO_ON]))
             yield
 
     def entries(self) -> list[LedgerEntry]:
         """Return everything that was ever spent."""
-        return [LedgerEntry.from_json(row["entry"]) for row in self._ledger()["spent"]]
+        return [LedgerEntry.from_json(row["entry"]) for row in sent.ledger(self._folder)["spent"]]
 
     def knows(self, run: str) -> bool:
         """Return whether something was spent for a run."""
         digest = _digest_of_text(run)
-        return any(row.get("run") == digest for row in self._ledger()["spent"])
+        return any(row.get("run") == digest for row in sent.ledger(self._folder)["spent"])
 
     def record_sent(
         self,
@@ -97,7 +97,7 @@ class Guard:
         entry: LedgerEntry | None,
     ) -> None:
         """Record an answer before it leaves: the ledger first, then the chain of hashes."""
-        ledger = self._ledger()
+        ledger = sent.ledger(self._folder)
         what = {
             "kind": kind,
             "run": run,
@@ -118,7 +118,7 @@ class Guard:
 
     def head(self) -> str:
         """Return the hash of the last line of that record."""
-        return sent.hash_of(self._ledger().get("sent"))
+        return sent.hash_of(sent.ledger(self._folder).get("sent"))
 
     def problems(self, *, noted: str | None = None) -> list[str]:
         """Return what does not fit in the ledger and the whole record of what left."""
@@ -203,7 +203,7 @@ class Guard:
 
     def stored_release(self, key: str) -> tuple[Tensor, LedgerEntry] | None:
         """Return what was released for the same request before."""
-        for row in self._ledger()["spent"]:
+        for row in sent.ledger(self._folder)["spent"]:
             if row["request"] == key and row["kind"] == "release":
                 vector = load_file(self._folder / row["file"])["vector"]
                 return vector, LedgerEntry.from_json(row["entry"])
@@ -214,20 +214,20 @@ class Guard:
         self.check_budget(entry)
         file = f"release-{key}.safetensors"
         save_tensors(self._folder / file, {"vector": vector})
-        ledger = self._ledger()
+        ledger = sent.ledger(self._folder)
         ledger["spent"].append(self._row("release", key, entry, run=run, file=file))
         self._save(ledger)
 
     def stored_answer(self, key: str) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the last update and its answer, if it is for the same request."""
-        last = self._ledger().get("last")
+        last = sent.ledger(self._folder).get("last")
         if last is None or last["request"] != key:
             return None
         return load_file(self._folder / last["file"]), last
 
     def kept(self, run: str) -> dict[str, Tensor]:
         """Return what training kept in the last round of this run."""
-        last = self._ledger().get("last")
+        last = sent.ledger(self._folder).get("last")
         if last is None or last["run"] != _digest_of_text(run):
             return {}
         return below("kept/", load_file(self._folder / last["file"]))
@@ -248,7 +248,7 @@ class Guard:
             self.check_budget(entry)
         file = f"answer-{key}.safetensors"
         save_tensors(self._folder / file, tensors)
-        ledger = self._ledger()
+        ledger = sent.ledger(self._folder)
         if entry is not None:
             ledger["spent"].append(self._row("update", key, entry, run=plan))
         ledger["last"] = {"request": key, "run": _digest_of_text(run), "file": file, **about}
@@ -281,9 +281,6 @@ class Guard:
         when = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"kind": kind, "request": key, "when": when, "policy": self._policy}
         return {**about, "run": _digest_of_text(run), **more, "entry": entry.to_json()}
-
-    def _ledger(self) -> dict[str, Any]:
-        return sent.ledger(self._folder)
 
     def _save(self, ledger: Mapping[str, Any]) -> None:
         save_json(self._folder / sent.LEDGER, ledger)

@@ -89,10 +89,8 @@ def start_with_head(server: Server, *, share: Shares) -> State:
 def private_beliefs(server: Server, state: State) -> Tensor:
     """Return the private head's probabilities on the distill set [N, C]: mean over prototypes."""
     with server.log.phase("beliefs"):
-        estimates, projected = (
-            server.scorer.class_estimates(state.releases),
-            server.scorer.projected,
-        )
+        estimates = server.scorer.class_estimates(state.releases)
+        projected = server.scorer.projected
         logits = [one.logits(projected[name]) for name, (_, one) in estimates.items()]
         return torch.stack([own.softmax(dim=1) for own in logits]).mean(dim=0).float()
 

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -151,6 +152,14 @@ def watched(interceptor: type[Any], watch: Watch) -> type[Any]:
     return Watched
 
 
+def _end_with_node() -> None:
+    """End this process after the node's, whose number is an argument. Flower's own signal is lost
+    if it comes while a line is logged, and the process would look for the node for ever."""
+    while str(os.getppid()) in sys.argv:
+        time.sleep(5.0)
+    os._exit(1)
+
+
 def main() -> None:
     """Run a SuperNode until it is stopped; end with status 1 if it cannot go on by itself."""
     logs.configure()
@@ -158,6 +167,7 @@ def main() -> None:
         from flwr.supercore.cli import flower_superexec
 
         del sys.argv[1]
+        threading.Thread(target=_end_with_node, daemon=True).start()
         with suppress(KeyboardInterrupt):  # how Flower ends it when the node has ended
             flower_superexec()
         return
