@@ -153,8 +153,8 @@ def watched(interceptor: type[Any], watch: Watch) -> type[Any]:
 
 
 def _end_with_node() -> None:
-    """End this process after the node's, whose number is an argument. Flower's own signal is lost
-    if it comes while a line is logged, and the process would look for the node for ever."""
+    """End this process after the node's, whose number is an argument. If Flower's own signal was
+    lost, it would look for the node for ever."""
     while str(os.getppid()) in sys.argv:
         time.sleep(5.0)
     os._exit(1)
@@ -167,6 +167,7 @@ def main() -> None:
         from flwr.supercore.cli import flower_superexec
 
         del sys.argv[1]
+        logging.raiseExceptions = False  # an error of logging would swallow Flower's signal
         threading.Thread(target=_end_with_node, daemon=True).start()
         with suppress(KeyboardInterrupt):  # how Flower ends it when the node has ended
             flower_superexec()
@@ -175,8 +176,7 @@ def main() -> None:
     if not hasattr(connection, "NodeAuthHttpInterceptor"):
         raise RuntimeError("this version of Flower cannot be watched; fedaux needs flwr 1.41")
     file = os.environ.get(FILE_VARIABLE)
-    digest = Path(os.environ.get(STARTED_VARIABLE, "")).stem
-    watch = Watch(Path(file) if file else None, digest)
+    watch = Watch(Path(file) if file else None, Path(os.environ.get(STARTED_VARIABLE, "")).stem)
     connection.NodeAuthHttpInterceptor = watched(connection.NodeAuthHttpInterceptor, watch)
     # A heartbeat that ends would leave a node that the server takes for lost.
     threading.excepthook = lambda failed: end(f"a part of the node failed: {failed.exc_value}")
