@@ -42,6 +42,8 @@ if __name__ == "__main__":
     parser.add_argument("run", type=Path, help="a run directory")
     parser.add_argument("--follow", action="store_true", help="wait for more rounds")
     chosen = parser.parse_args()
+    if not (chosen.run / "metrics.jsonl").is_file():
+        parser.error(f"{chosen.run}: has no metrics.jsonl; should be a run directory")
     rmtree(chosen.run / "tensorboard", ignore_errors=True)
     written: dict[tuple[str, int], SummaryWriter] = {}
     write(chosen.run, written)

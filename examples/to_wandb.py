@@ -43,7 +43,10 @@ class WandbCallback:
 
     def round(self, row: Mapping[str, Any]) -> None:
         """Log the measured quantities of a round."""
-        self._run.log(flatten(row), step=row["round"])
+        numbers = {
+            name: value for name, value in flatten(row).items() if isinstance(value, int | float)
+        }
+        self._run.log(numbers, step=row["round"])
 
     def close(self) -> None:
         """Finish the current run."""

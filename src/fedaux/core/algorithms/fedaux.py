@@ -57,7 +57,7 @@ class FedAux(FedDF):
         return replace(state, releases=collected.releases)
 
     def soft_labels(self, server: Server, state: State, members: Sequence[Member]) -> Tensor:
-        """Return the certainty-weighted mean of the clients' predictions (Eq. 3 with the mean of
-        logits, `fedaux+logits`)."""
+        """Return the certainty-weighted mean of the clients' predictions (Eq. 3, which is
+        about logits: `fedaux+logits`)."""
         weights = score_weights(members, server.log_scores(state, members))
         return server.mix(members, weights, of=self.mix)
