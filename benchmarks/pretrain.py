@@ -213,8 +213,7 @@ def probe_against_time(
             print(
                 f"  epoch {epoch:4d}  {training.seconds:8.1f} s  loss {loss:7.3f}  held out "
                 f"{100 * held.linear:5.1f} %"
-                f"  test: linear probe {100 * found.linear:5.1f} %  neighbours "
-                f"{100 * found.neighbours:5.1f} %",
+                f"  test: linear probe {100 * found.linear:5.1f} %",
                 flush=True,
             )
     return points

@@ -1,22 +1,13 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedaux.pretrain.probe import (
-    accuracy_of,
-    linear_accuracy,
-    neighbour_votes,
-    probe,
-    softmax_outputs,
-)
+from fedaux.pretrain.probe import Probe, accuracy_of, probe, softmax_outputs
 
 CLASSES = 3
 
@@ -63,60 +54,6 @@ def test_more_features_than_examples_are_no_problem() -> None:
         assert bool(torch.isfinite(outputs).all())
 
 
-def votes_loop(
-    features: Tensor, labels: Tensor, query: Tensor, *, neighbours: int, temperature: float
-) -> list[float]:
-    """Weighted votes of one query, by sorting all examples."""
-
-    def cosine(first: list[float], second: list[float]) -> float:
-        product = sum(a * b for a, b in zip(first, second, strict=True))
-        return product / math.sqrt(sum(a * a for a in first) * sum(b * b for b in second))
-
-    known = [
-        (cosine(row, query.tolist()), label)
-        for row, label in zip(features.tolist(), labels.tolist(), strict=True)
-    ]
-    nearest = sorted(known, reverse=True)[:neighbours]
-    votes = [0.0] * CLASSES
-    for similarity, label in nearest:
-        votes[label] += math.exp((similarity - nearest[0][0]) / temperature)
-    return votes
-
-
-@pytest.mark.parametrize(("neighbours", "temperature"), [(20, 0.07), (3, 1.0), (500, 0.2)])
-def test_votes_equal_the_loop(neighbours: int, temperature: float) -> None:
-    (features, labels), (queries, _) = clusters(60, seed=0), clusters(15, seed=1)
-    votes = neighbour_votes(
-        features,
-        labels,
-        queries,
-        num_classes=CLASSES,
-        neighbours=neighbours,
-        temperature=temperature,
-    )
-    expected = [
-        votes_loop(features, labels, query, neighbours=neighbours, temperature=temperature)
-        for query in queries
-    ]
-    np.testing.assert_allclose(votes.numpy(), expected, rtol=1e-4)
-
-
-def test_neighbours_decide_as_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedaux.pretrain.probe.QUERIES_AT_ONCE", 7)
-    (features, labels), (queries, truth) = (
-        clusters(200, seed=0, noise=3),
-        clusters(100, seed=1, noise=3),
-    )
-    peer = KNeighborsClassifier(
-        20, metric="cosine", algorithm="brute", weights=lambda d: np.exp((1 - d) / 0.07)
-    )
-    peer.fit(features.double().numpy(), labels.numpy())
-    votes = neighbour_votes(features, labels, queries, num_classes=CLASSES)
-    expected = peer.predict(queries.double().numpy())
-    assert votes.argmax(dim=1).tolist() == expected.tolist()
-    assert accuracy_of(votes, truth) == pytest.approx(float((expected == truth.numpy()).mean()))
-
-
 def test_strength_is_chosen_on_held_out_training_labels_only() -> None:
     # Many features of noise and few examples: hardly regularised, the held-out examples go wrong.
     features, labels = clusters(60, seed=0, noise=2)
@@ -124,17 +61,15 @@ def test_strength_is_chosen_on_held_out_training_labels_only() -> None:
     queries, truth = clusters(30, seed=1, noise=2)
     train, test = torch.cat([features, noise[:60]], dim=1), torch.cat([queries, noise[60:]], dim=1)
 
-    def run(test_labels: Tensor) -> tuple[float, float]:
+    def run(test_labels: Tensor) -> Probe:
         generator = np.random.default_rng(0)
-        return linear_accuracy(
-            train, labels, test, test_labels, num_classes=CLASSES, generator=generator
-        )
+        return probe(train, labels, test, test_labels, num_classes=CLASSES, generator=generator)
 
-    accuracy, strength = run(truth)
+    accuracy, strength = (found := run(truth)).linear, found.strength
     assert strength >= 0.01
-    other_accuracy, other_strength = run((truth + 1) % CLASSES)
-    assert other_strength == strength
-    assert other_accuracy < accuracy
+    other = run((truth + 1) % CLASSES)
+    assert other.strength == strength
+    assert other.linear < accuracy
     (outputs,) = softmax_outputs(train, labels, test, num_classes=CLASSES, strengths=[strength])
     assert accuracy == accuracy_of(outputs, truth)  # by all training examples
 
@@ -149,9 +84,7 @@ def test_probe_tells_good_features_from_bad_ones() -> None:
         for known in (features, shuffled)
     )
     assert good.linear > 0.9
-    assert good.neighbours > 0.9
     assert bad.linear < 0.6
-    assert bad.neighbours < 0.6
 
 
 def test_one_example_is_too_few() -> None:

@@ -67,7 +67,6 @@ def test_the_command_pretrains_measures_and_writes_a_card(commanded: tuple[Path,
     assert (card["epochs"], card["seed"], card["precision"]) == (1, 0, "float32")
     assert card["versions"]["torch"] == torch.__version__
     assert 0.5 < card["probe"]["linear"] < 1  # chance is 0.1
-    assert 0.5 < card["probe"]["neighbours"] < 1
     assert f"{100 * card['probe']['linear']:.1f}" in output
     assert f"{card['loss']:.3f}" in output
     assert read_card(folder / "h0.safetensors") == card
@@ -118,8 +117,8 @@ def test_the_probe_is_on_the_card_of_the_store_and_a_run_shows_it(
     assert counts.items() <= card["probe"]["data"].items()
     assert card["probe"]["data"]["digest"] == content_digest(data.images)
     shown = (
-        f"h0 of cnn, seed 0: linear probe {100 * card['probe']['linear']:.1f} %, neighbours "
-        f"{100 * card['probe']['neighbours']:.1f} % (359 test examples, digits)"
+        f"h0 of cnn, seed 0: linear probe {100 * card['probe']['linear']:.1f} % "
+        f"(359 test examples, digits)"
     )
     words = ["run", str(folder / "recipe.toml"), "--set", "rounds=1"]
     for name, more in {
@@ -140,12 +139,12 @@ def test_cards_of_others_say_nothing_or_what_they_know() -> None:
         "seed": 1,
         "probe": {"linear": 0.5, "neighbours": 0.25, "data": "0a1b"},
     }
-    assert probe_line(old) == "h0 of a, seed 1: linear probe 50.0 %, neighbours 25.0 %"
+    assert probe_line(old) == "h0 of a, seed 1: linear probe 50.0 %"
     for odd in (
         {},
         {"probe": None},
         {"probe": "good"},
-        {"probe": {"linear": "high", "neighbours": 0.1}},
+        {"probe": {"linear": "high"}},
     ):
         assert probe_line(dict(odd)) is None
 

@@ -1,4 +1,4 @@
-"""Quality of frozen features for a labelled task: softmax regression and nearest neighbours."""
+"""Quality of frozen features for a labelled task: softmax regression."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ STRENGTHS = tuple(10.0**power for power in range(0, -5, -1))
 STEPS = 100
 """Maximum number of L-BFGS iterations per fit."""
 HELD_OUT_SHARE = 0.2
-NEIGHBOURS = 20
-TEMPERATURE = 0.07
-QUERIES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Test accuracies on frozen features."""
+    """Test accuracy on frozen features."""
 
     linear: float
     strength: float
     """Strength of the regularisation, chosen on held-out training examples."""
-    neighbours: float
 
 
 def probe(
@@ -39,27 +35,11 @@ def probe(
     num_classes: int,
     generator: np.random.Generator,
 ) -> Probe:
-    """Measure features [N, F] with labels [N] on test features [M, F] with test labels [M]."""
-    linear, strength = linear_accuracy(
-        features, labels, test_features, test_labels, num_classes=num_classes, generator=generator
-    )
-    votes = neighbour_votes(features, labels, test_features, num_classes=num_classes)
-    return Probe(linear, strength, accuracy_of(votes, test_labels))
+    """Measure features [N, F] with labels [N] on test features [M, F] with test labels [M].
 
-
-def linear_accuracy(
-    features: Tensor,
-    labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    *,
-    num_classes: int,
-    generator: np.random.Generator,
-) -> tuple[float, float]:
-    """Return the test accuracy of softmax regression, and the strength of its regularisation.
-
-    The strength is chosen on a held-out fifth of the training examples, the largest of equals; the
-    final fit uses all of them. Raises ValueError for fewer than 2 training examples.
+    The strength of the regularisation is chosen on a held-out fifth of the training examples, the
+    largest of equals; the final fit uses all of them. Raises ValueError for fewer than 2 training
+    examples.
     """
     if len(labels) < 2:
         raise ValueError(f"a probe needs at least 2 training examples, got {len(labels)}")
@@ -80,7 +60,7 @@ def linear_accuracy(
     (outputs,) = softmax_outputs(
         features, labels, test_features, num_classes=num_classes, strengths=[best]
     )
-    return accuracy_of(outputs, test_labels), best
+    return Probe(accuracy_of(outputs, test_labels), best)
 
 
 def softmax_outputs(
@@ -140,28 +120,6 @@ def _fitted(
 
     optimizer.step(loss)
     return (queries @ weight + bias).detach()
-
-
-def neighbour_votes(
-    features: Tensor,
-    labels: Tensor,
-    queries: Tensor,
-    *,
-    num_classes: int,
-    neighbours: int = NEIGHBOURS,
-    temperature: float = TEMPERATURE,
-) -> Tensor:
-    """Return votes [M, C] of the nearest training examples, with weights exp(cosine / t).
-
-    (Wu et al. 2018; weights are divided by the largest of each query.)
-    """
-    known, votes = functional.normalize(features.float(), dim=1), []
-    members = functional.one_hot(labels, num_classes).float()
-    for batch in functional.normalize(queries.float(), dim=1).split(QUERIES_AT_ONCE):
-        cosine, nearest = (batch @ known.T).topk(min(neighbours, len(known)), dim=1)
-        weight = ((cosine - cosine[:, :1]) / temperature).exp()
-        votes.append((weight[:, :, None] * members[nearest]).sum(dim=1))
-    return torch.cat(votes)
 
 
 def accuracy_of(outputs: Tensor, labels: Tensor) -> float:

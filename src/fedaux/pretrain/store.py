@@ -228,12 +228,10 @@ def probe_line(card: Card) -> str | None:
     probe = card.get("probe")
     if not isinstance(probe, dict):
         return None
-    figures = [probe.get(key) for key in ("linear", "neighbours")]
-    if not all(isinstance(figure, float) for figure in figures):
+    if not isinstance(linear := probe.get("linear"), float):
         return None
-    linear, neighbours = (f"{100 * figure:.1f} %" for figure in figures if figure is not None)
-    line = f"h0 of {card.get('prototype')}, seed {card.get('seed')}: linear probe {linear}"
-    line += f", neighbours {neighbours}"
+    line = f"h0 of {card.get('prototype')}, seed {card.get('seed')}: "
+    line += f"linear probe {100 * linear:.1f} %"
     data = probe.get("data")
     if not isinstance(data, dict):  # cards of earlier versions have a digest only
         return line

@@ -168,15 +168,15 @@ def write_error(
 
 def outcome_table(outcomes: Sequence[Outcome], *, name: str, seed: int) -> TerminalTable:
     """Return the final table, one row per prototype."""
-    headers = ("prototype", "epochs", "seconds", "loss", "linear probe", "20 neighbours")
+    headers = ("prototype", "epochs", "seconds", "loss", "linear probe")
     rows = []
     for outcome in outcomes:
         card = outcome.h0.card
         measured = card["probe"] or {}
         seconds = decimal(card["seconds"]) + (" (stored)" if outcome.h0.stored else "")
         loss = UNKNOWN if card["loss"] is None else f"{card['loss']:.3f}"
-        accuracies = [mean_and_deviation(measured.get(key)) for key in ("linear", "neighbours")]
-        rows.append((outcome.prototype, card["epochs"], seconds, loss, *accuracies))
+        accuracy = mean_and_deviation(measured.get("linear"))
+        rows.append((outcome.prototype, card["epochs"], seconds, loss, accuracy))
     caption = f"{name}: pretrained features, seed {seed}; test accuracy in %"
     return TerminalTable(Table(headers, rows, caption=caption))
 
