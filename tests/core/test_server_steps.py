@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,35 @@ def test_a_run_that_is_extended_equals_one_that_had_the_rounds_from_the_start(
     assert kept[0].keys() == kept[1].keys()
     for name, tensors in kept[0].items():
         assert all(torch.equal(own, kept[1][name][key]) for key, own in tensors.items())
+
+
+def test_fedaux2_distills_only_if_its_first_soft_labels_tell_of_the_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedaux.core.algorithms import fedaux2
+
+    whole = METHODS["fedaux2"]
+    assert isinstance(whole, fedaux2.FedAux2)
+    METHODS["untaught"] = replace(whole, name="untaught", distills=False)
+
+    def models(method: str, out: str, rounds: int, *, resume: bool = False) -> dict[str, Tensor]:
+        settings = {"method": method, "participation_rate": 0.5, **SGD}
+        fedaux.run(tiny(rounds=rounds, **settings), out=tmp_path / out, resume=resume)
+        cell = tmp_path / out / "cells" / f"{method}-seed0"
+        found = load_file(cell / f"round-{rounds:05d}.safetensors")
+        return {name: tensor for name, tensor in found.items() if not name.startswith("own/told")}
+
+    taught = models("fedaux2", "taught", 2)
+    models("fedaux2", "grown", 1)
+    monkeypatch.setattr(fedaux2, "LEAST_TOLD", math.inf)
+    untaught = models("fedaux2", "untaught", 2)
+    assert not (tmp_path / "untaught" / "cells" / "fedaux2-seed0" / "memory").exists()
+    expected = models("untaught", "expected", 2)
+    assert untaught.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in untaught.items())
+    assert not all(torch.equal(tensor, taught[name]) for name, tensor in untaught.items())
+    # What the first labels told is kept: the second round does not look at its own.
+    monkeypatch.setattr(fedaux2, "information", lambda labels: labels.sum() * 0)
+    monkeypatch.setattr(fedaux2, "LEAST_TOLD", 1e-9)
+    grown = models("fedaux2", "grown", 2, resume=True)
+    assert all(torch.equal(tensor, taught[name]) for name, tensor in grown.items())

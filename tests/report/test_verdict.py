@@ -144,8 +144,13 @@ def test_public_data_that_tell_little_are_warned_of(
 ) -> None:
     row = {"method": "fedaux2", "seed": 0, "round": 1, "clients_dropped": {}}
     rows = [row, row | {"round": 2, "information": {"public": public, "test": test}}]
-    lines = warnings_of(Run("run", "", {"method": "fedaux2"}, {}, rows, {}, {}, {}, None))
-    assert [line[:39] for line in lines] == ["fedaux2: the public data are unlike the"] * warned
+    for taught, end in ((False, "so it distilled nothing"), (True, "may cost more than it brings")):
+        rows[0] = row | (
+            {"public_weight_by_class": [0.5, 0.5], "public_weight_by_client": {}} if taught else {}
+        )
+        lines = warnings_of(Run("run", "", {"method": "fedaux2"}, {}, rows, {}, {}, {}, None))
+        assert [line[:39] for line in lines] == ["fedaux2: the public data are unlike the"] * warned
+        assert all(line.endswith(end) for line in lines)
 
 
 def test_information_is_none_for_equal_predictions_and_all_for_sure_ones() -> None:

@@ -128,6 +128,7 @@ class State:
     weights: Mapping[str, Weights]  # the server model of each prototype
     memory: Mapping[int, Member] = field(default_factory=dict)
     smoothed: Mapping[str, Weights] = field(default_factory=dict)  # the models' mean over rounds
+    told: float = math.inf  # what the first labels of fedaux2 tell of the class, in nats
 
 
 # Algorithm 1: preparation.
@@ -358,7 +359,7 @@ def play_round(
     with phase("train"):
         present = [train_member(task, preparation, state, client, beliefs) for client in chosen]
     absent = absent_members(task, state, chosen)
-    weights = dict(state.weights)
+    weights, told = dict(state.weights), state.told
     if method.exchange != "nothing" and method.trains:
         with phase("average"):
             averages = average_by_prototype([*present, *absent])
@@ -379,8 +380,10 @@ def play_round(
         with phase("teach"):
             present = [with_logits(preparation, member) for member in present]
             targets = teach(task, preparation, [*present, *absent], number, beliefs)
+        if method.teacher == "belief" and math.isinf(told):
+            told = information(targets)
         with phase("distill"):
-            for name, model in preparation.models.items():
+            for name, model in preparation.models.items() if told >= 0.0125 else ():
                 weights[name] = distill(
                     model,
                     weights[name],
@@ -399,9 +402,10 @@ def play_round(
         models = [(member.prototype, member.weights) for member in (*present, *absent)]
     with phase("evaluate"):
         measured = evaluate(task, preparation, models)
-    kept = [remembered(member, method) for member in present if method.remembers]
+    remembers = method.remembers and told >= 0.0125
+    kept = [remembered(member, method) for member in present if remembers]
     row = {"round": number, "clients": chosen, **measured}
-    return State(number, weights, {**state.memory, **by_client(kept)}, smoothed), row
+    return State(number, weights, {**state.memory, **by_client(kept)}, smoothed, told), row
 
 
 def select(task: Task, number: int) -> list[int]:
@@ -716,10 +720,14 @@ def balanced(task: Task, preparation: Preparation, labels: Tensor) -> Tensor:
     ]
     prior = torch.stack(priors).mean(dim=0).to(labels)
     shares = labels.mean(dim=0).clamp_min(1e-12)
-    entropy = torch.special.entr(labels).sum(dim=1).mean()
-    information = torch.special.entr(shares).sum() - entropy
-    strength = max(0.0, 1 - 4 * float(information) / math.log(labels.shape[1]))
+    strength = max(0.0, 1 - 4 * information(labels) / math.log(labels.shape[1]))
     return (labels.log() + strength * (prior.log() - shares.log())).softmax(dim=1)
+
+
+def information(labels: Tensor) -> float:
+    """Return what soft labels [N, C] tell about the class, in nats."""
+    entropy = torch.special.entr(labels).sum(dim=1).mean()
+    return float(torch.special.entr(labels.mean(dim=0)).sum() - entropy)
 
 
 def evaluate(

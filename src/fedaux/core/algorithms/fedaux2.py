@@ -10,6 +10,7 @@ ensemble's predictions, because an average of networks is not their ensemble (do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -35,6 +36,7 @@ from fedaux.core.algorithms.scaffold import (
 )
 from fedaux.core.asks import Asks
 from fedaux.core.messages import Member, Weights
+from fedaux.core.metrics import information
 from fedaux.core.server import Server, kept_logits
 from fedaux.core.soft_labels import balanced, share_weights
 from fedaux.core.task import State
@@ -42,6 +44,8 @@ from fedaux.core.weights import server_step
 
 PUSH = 2.5
 """Largest share of rehearsed examples in the class shares of a network, times its local steps."""
+LEAST_TOLD = 0.0125
+"""Information of the first soft labels about the class, in nats, from which networks learn any."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class FedAux2(FedAvg):
     """Share of the private head in the server's beliefs, times the reliability of the releases,
     divided by the round's number."""
     distills: bool = True
-    """Whether networks learn the ensemble's predictions."""
+    """Whether networks learn the ensemble's predictions, if the first of these tell anything."""
     corrects: bool = True
     """Whether heads have control variates, which replace class shares after the first round."""
     server_rate: float = 2.0
@@ -111,13 +115,16 @@ class FedAux2(FedAvg):
         if controls is not None:
             kept = stored(controls.renewed(members, state.models, settings.local, mean_gradient))
         models = self._average(server, state, members, measured=measured)
-        if beliefs is not None and self.asks(settings).distills:
+        told = state.carried("told")
+        if beliefs is not None and self.asks(settings).distills and _tells(told):
             absent = server.absent(state, members) if self.memory else []
             members = server.predict([*members, *absent])
             labels = self.labels(server, state, members, beliefs)
-            models = server.distill(models, labels)
-            kept = kept_logits(members, server.log.answered) if self.memory else {}
-        after = state.next(models).remember(kept)
+            told = told or {"labels": {"nats": information(labels) * math.log(labels.shape[1])}}
+            if _tells(told):
+                models = server.distill(models, labels)
+                kept = kept_logits(members, server.log.answered) if self.memory else {}
+        after = state.next(models).remember(kept).carry("told", told)
         if self.smoothing == 0:
             return after
         final = smoothed(state, models, decay=self.smoothing, round=server.log.round)
@@ -198,3 +205,8 @@ class FedAux2(FedAvg):
         estimates = server.scorer.class_estimates(state.releases).values()
         prior = torch.stack([estimate.prior for _, estimate in estimates]).mean(dim=0)
         return balanced(server.mix(members, weights), prior)
+
+
+def _tells(told: Mapping[str, Weights]) -> bool:
+    """Return whether the first soft labels tell enough of the class; they may be still to come."""
+    return not told or float(told["labels"]["nats"]) >= LEAST_TOLD
