@@ -9,7 +9,7 @@ TRITON := .venv-kernels
 # One thread each: two processes share two cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --durations=10
 
-.PHONY: demo test test-all test-rest test-slow test-federation test-gpu test-kernels benchmark docs wheel pins check format clean
+.PHONY: demo test test-all test-rest test-slow test-federation test-cluster test-gpu test-kernels benchmark docs wheel pins check format clean
 
 demo: $(READY)          ## the embedded demo: five methods, three seeds, a minute on two ARM cores
 	rm -rf runs/demo
@@ -28,6 +28,9 @@ test-slow: $(EXTRAS)    ## tests of more than some seconds
 
 test-federation: $(EXTRAS) ## federations of real processes on loopback: parity, faults, security, the deployment page
 	$(PYTEST) -m federation
+
+test-cluster: $(EXTRAS) ## runs of several processes that torchrun starts, one of which dies
+	$(PYTEST) -m 'not gpu' tests/running/test_ranks.py
 
 test-gpu: $(EXTRAS)     ## what needs a CUDA GPU: the fast ways equal the plain loop there
 	$(PYTEST) -m gpu

@@ -302,6 +302,21 @@ def test_a_key_can_be_unset() -> None:
 
 
 @pytest.mark.parametrize(
+    ("recipe", "change", "other"),
+    [
+        ("demo", "model=mlp", "prototypes"),
+        ("demo", "model=hf:./encoder", "prototypes"),
+        ("lite0", "encoder.source=hf:./encoder", "encoder.source"),
+    ],
+)
+def test_a_network_is_stated_once(recipe: str, change: str, other: str) -> None:
+    with pytest.raises(ConfigError, match=f"model = .*: {other} states the network, too; leave"):
+        load_experiment(recipe, overrides=[change])
+    experiment = load_experiment("demo", overrides=["model=mlp", "prototypes="])
+    assert [one.model for one in experiment.prototypes] == ["mlp"]
+
+
+@pytest.mark.parametrize(
     ("key", "json", "toml"),
     [
         ("local.strengths", '{"rehearsal": 0.5}', "{rehearsal = 0.5}"),

@@ -51,8 +51,16 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str,
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Apply `key=value` overrides to raw values; return their problems."""
-    return [problem for override in overrides for problem in _apply_override(raw, override)]
+    """Apply `key=value` overrides to raw values; return their problems, and whether two keys state
+    the network."""
+    problems = [problem for override in overrides for problem in _apply_override(raw, override)]
+    encoder = raw.get("encoder")
+    source = encoder.get("source") if isinstance(encoder, dict) else None
+    other = "prototypes" if raw.get("prototypes") else "encoder.source" if source else None
+    if raw.get("model") and other:
+        given = f"model = {raw['model']!r}: {other} states the network, too"
+        problems.append(f"{given}; leave out one of them (--set {other}= takes it out of a recipe)")
+    return problems
 
 
 def find_recipe(name: str, *, beside: Path = Path()) -> Path:
