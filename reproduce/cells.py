@@ -24,7 +24,9 @@ STAND_INS = {
 }
 """Data sets that replace the paper's in all cells."""
 EDITIONS = {"fedaux2": 2, "fedcounts": 2}
-"""Increase a method's number when it changes: results of an older edition are measured again."""
+"""Increase a method's number when it changes: results of an older edition are measured again.
+`fedaux2` has since learned to leave distillation out, which no stored run would: on CIFAR-10 with
+Tiny-ImageNet the first soft labels tell 0.17 to 0.19 nats, and 0.01 are enough."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from helpers.paths import ROOT
 from fedaux.config import ConfigError, Experiment, inspect, known_keys
 from fedaux.recipes import find_recipe, load_experiment, read_recipe
 from fedaux.running.preflight import problems_of
+from fedaux.sweep import cells_of
 
 
 def problems(**values: object) -> list[str]:
@@ -301,19 +302,38 @@ def test_a_key_can_be_unset() -> None:
         load_experiment(path, overrides=["rounds=3,local.epochs=5"])
 
 
+DEMO, LITE = 'extends = "demo"\n', 'extends = "lite0"\n'
+CNN = '[[prototypes]]\nname = "own"\nmodel = "cnn"\n'
+
+
 @pytest.mark.parametrize(
-    ("recipe", "change", "other"),
+    ("text", "change", "models", "encoder"),
     [
-        ("demo", "model=mlp", "prototypes"),
-        ("demo", "model=hf:./encoder", "prototypes"),
-        ("lite0", "encoder.source=hf:./encoder", "encoder.source"),
+        (DEMO, "model=mlp", ["mlp"], None),
+        (DEMO, "model=hf:./encoder", ["linear"], "hf:./encoder"),
+        (DEMO + 'model = "mlp"\n', "rounds=1", ["mlp"], None),
+        (LITE, "encoder.source=hf:./encoder", ["linear"], "hf:./encoder"),
+        (LITE, "encoder.resize=pad", ["linear"], "efficientnet-lite0"),
+        (LITE + CNN, "rounds=1", ["cnn"], None),
     ],
 )
-def test_a_network_is_stated_once(recipe: str, change: str, other: str) -> None:
-    with pytest.raises(ConfigError, match=f"model = .*: {other} states the network, too; leave"):
-        load_experiment(recipe, overrides=[change])
-    experiment = load_experiment("demo", overrides=["model=mlp", "prototypes="])
-    assert [one.model for one in experiment.prototypes] == ["mlp"]
+def test_of_two_networks_the_later_statement_counts(
+    text: str, change: str, models: list[str], encoder: str | None
+) -> None:
+    experiment = load_experiment(text, overrides=[change])
+    assert [one.model for one in experiment.prototypes] == models
+    assert (experiment.encoder and experiment.encoder.source) == encoder
+    if change == "model=mlp":
+        (cell,) = cells_of(read_recipe(find_recipe("demo"))[0], [{"model": "mlp"}])
+        assert [one.model for one in cell.experiment.prototypes] == models
+
+
+@pytest.mark.parametrize(
+    ("other", "key"), [(CNN, "prototypes"), ('[encoder]\nsource = "hf:b"\n', "encoder")]
+)
+def test_a_table_states_one_network(other: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"model = 'mlp': {key} states the network, too; should"):
+        load_experiment('model = "mlp"\n' + other)
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,27 @@ def read_recipe(path: Path, *, overrides: Sequence[str] = ()) -> tuple[dict[str,
 
 
 def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """Apply `key=value` overrides to raw values; return their problems, and whether two keys state
-    the network."""
+    """Apply `key=value` overrides to raw values; return their problems, and whether two keys of
+    one table state the network."""
     problems = [problem for override in overrides for problem in _apply_override(raw, override)]
-    encoder = raw.get("encoder")
-    source = encoder.get("source") if isinstance(encoder, dict) else None
-    other = "prototypes" if raw.get("prototypes") else "encoder.source" if source else None
-    if raw.get("model") and other:
+    for other in sorted(_others(raw)) if "model" in raw else ():
         given = f"model = {raw['model']!r}: {other} states the network, too"
-        problems.append(f"{given}; leave out one of them (--set {other}= takes it out of a recipe)")
+        problems.append(f"{given}; should be one of them")
     return problems
+
+
+def _others(table: Mapping[str, Any]) -> set[str]:
+    """Return the keys besides `model` that state the network."""
+    encoder = table.get("encoder")
+    source = isinstance(encoder, dict) and "source" in encoder
+    return ({"prototypes"} & table.keys()) | ({"encoder"} if source else set())
+
+
+def replaced(base: Mapping[str, Any], changes: Mapping[str, Any]) -> set[str]:
+    """Return the keys of a recipe that state another network than changes do."""
+    if "model" in changes:
+        return _others(base)
+    return {"model"} & base.keys() if _others(changes) else set()
 
 
 def find_recipe(name: str, *, beside: Path = Path()) -> Path:
@@ -122,7 +133,8 @@ def _extended(text: str, path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a nested table with changes: tables are merged, everything else is replaced."""
-    result = dict(base)
+    gone = replaced(base, changes)
+    result = {key: value for key, value in base.items() if key not in gone}
     for key, value in changes.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if both else value
@@ -154,6 +166,8 @@ def _apply_override(raw: dict[str, Any], override: str) -> list[str]:
     if (toml := _json_as_toml(text)) is not None:
         return [f"--set {override}: is JSON, and values are TOML; should be --set '{key}={toml}'"]
     if text:
+        for gone in replaced(raw, {parts[0]: dict.fromkeys(parts[1:])}):
+            del raw[gone]
         table[parts[-1]] = parse_value(text)
     else:
         table.pop(parts[-1], None)

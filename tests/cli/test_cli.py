@@ -71,11 +71,9 @@ def test_help_and_import_do_not_load_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_methods_are_listed_for_machines_and_people(tmp_path: Path) -> None:
-    listed = json.loads(called("methods", "--json", cwd=tmp_path).stdout)
-    assert [row["name"] for row in listed] == list(METHODS)
-    assert all({"name", "trains", "shares", "releases"} <= row.keys() for row in listed)
-    assert "fedaux" in called("methods", cwd=tmp_path).stdout
+def test_methods_are_listed(tmp_path: Path) -> None:
+    listed = called("methods", cwd=tmp_path).stdout
+    assert set(METHODS) <= set(listed.split())
 
 
 @pytest.mark.slow

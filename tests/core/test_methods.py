@@ -19,7 +19,7 @@ from torch.nn import functional
 import fedaux
 from fedaux import seeding
 from fedaux.config import ConfigError
-from fedaux.core.algorithms import METHODS, asks_of
+from fedaux.core.algorithms import METHODS, asks_of, fedaux2
 from fedaux.core.algorithms.fedaux2 import FedAux2
 from fedaux.core.algorithms.fedavg import FedAvg
 from fedaux.core.algorithms.feddf import FedDF
@@ -78,6 +78,22 @@ def test_a_round_is_the_algorithm_written_out(method: str, tmp_path: Path) -> No
     assert distance(after.models["cnn"], state.models["cnn"]) > 5e-3
     assert row["accuracy"] == pytest.approx(expected_row["accuracy"], abs=1 / 359)  # one test image
     assert row["loss"] == pytest.approx(expected_row["loss"], rel=1e-4)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("enough", [True, False])
+def test_fedaux2_learns_soft_labels_as_written_out(
+    enough: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, state, _, _ = federation(tmp_path, method="fedaux2", local={"learning_rate": 2e-3})
+    told = plain.play_round(*written_out(server, state))[0].told
+    monkeypatch.setattr(plain, "LEAST_TOLD", told * (0.99 if enough else 1.01))
+    monkeypatch.setattr(fedaux2, "LEAST_TOLD", plain.LEAST_TOLD)
+    after, row, expected, _ = same_round(server, state)
+    assert distance(after.models["cnn"], expected.weights["cnn"]) < 5e-5
+    assert after.memory.keys() == expected.memory.keys()
+    assert bool(after.memory) is enough
+    assert ("distill" in row["seconds"]) is enough
 
 
 @pytest.mark.usefixtures("double_precision")

@@ -268,7 +268,7 @@ def test_fedaux2_distills_only_if_its_first_soft_labels_tell_of_the_class(
 
     whole = METHODS["fedaux2"]
     assert isinstance(whole, fedaux2.FedAux2)
-    METHODS["untaught"] = replace(whole, name="untaught", distills=False)
+    monkeypatch.setitem(METHODS, "untaught", replace(whole, name="untaught", distills=False))
 
     def models(method: str, out: str, rounds: int, *, resume: bool = False) -> dict[str, Tensor]:
         settings = {"method": method, "participation_rate": 0.5, **SGD}

@@ -144,13 +144,20 @@ def test_public_data_that_tell_little_are_warned_of(
 ) -> None:
     row = {"method": "fedaux2", "seed": 0, "round": 1, "clients_dropped": {}}
     rows = [row, row | {"round": 2, "information": {"public": public, "test": test}}]
-    for taught, end in ((False, "so it distilled nothing"), (True, "may cost more than it brings")):
-        rows[0] = row | (
-            {"public_weight_by_class": [0.5, 0.5], "public_weight_by_client": {}} if taught else {}
-        )
-        lines = warnings_of(Run("run", "", {"method": "fedaux2"}, {}, rows, {}, {}, {}, None))
-        assert [line[:39] for line in lines] == ["fedaux2: the public data are unlike the"] * warned
-        assert all(line.endswith(end) for line in lines)
+    rows[0] = row | {"public_weight_by_class": [0.5, 0.5], "public_weight_by_client": {}}
+    lines = warnings_of(Run("run", "", {"method": "fedaux2"}, {}, rows, {}, {}, {}, None))
+    assert [line[:39] for line in lines] == ["fedaux2: the public data are unlike the"] * warned
+
+
+def test_seeds_without_distillation_are_named() -> None:
+    told = {"method": "fedaux2", "round": 1, "clients_dropped": {}}
+    told |= {"information": {"public": 0.2, "test": 0.4}}
+    taught = {"public_weight_by_class": [0.5, 0.5], "public_weight_by_client": {}}
+    rows = [told | {"seed": 0}, told | {"seed": 1} | taught, told | {"seed": 2, "model_kept": True}]
+    lines = warnings_of(Run("run", "", {"method": "fedaux2"}, {}, rows, {}, {}, {}, None))
+    assert [line[:40] for line in lines if "distilled" in line] == [
+        "fedaux2, seed 0: nothing was distilled, "
+    ]
 
 
 def test_information_is_none_for_equal_predictions_and_all_for_sure_ones() -> None:

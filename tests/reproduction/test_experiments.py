@@ -298,7 +298,7 @@ def test_robustness_runs_what_a_method_reads_and_finds_where_it_is_behind(tmp_pa
             {"settings": {"α": alpha}, "last": {name: {"mean": mean} for name, mean in of.items()}}
             for alpha, of in (
                 (1.0, {"fedavg+p": 50.0, "fedaux2": 60.0}),
-                (2.0, {"fedavg+p": 50.0, "fedaux2": 47.5}),
+                (2.0, {"fedavg+p": 50.0, "fedcounts": 60.0, "fedaux2": 47.5}),
             )
         ]
     )

@@ -273,10 +273,8 @@ def test_commands_take_plugins_and_say_what_they_are(
     assert (status, errors) == (0, "")
     summary = json.loads((tmp_path / "runs/tiny/summary.json").read_text())
     assert [row["method"] for row in summary["rows"]] == ["ours", "more"]
-    assert [row["name"] for row in json.loads(command("methods", "--json", *both)[1])][-2:] == [
-        "ours",
-        "more",
-    ]
+    listed = command("methods", *both)[1].split()
+    assert listed.index("ours") < listed.index("more")
     assert "ours, more" in command("privacy", "recipe.toml", *both)[1]
     assert command("data", "recipe.toml", *both)[0] == 0
     assert command("run", "recipe.toml", "--resume", *both)[0] == 0

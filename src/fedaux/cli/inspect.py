@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -40,27 +39,10 @@ def report(
         typer.echo(file)
 
 
-def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plugins: Plugins = None,
-) -> None:
+def methods(plugins: Plugins = None) -> None:
     """List the methods and what distinguishes them."""
     load_plugins(plugins)
     from fedaux.core.algorithms import METHODS, asks_of
-
-    if as_json:
-        rows = [
-            asdict(method)
-            | {
-                key: value
-                for key, value in asdict(asks_of(name)).items()
-                if not key.endswith("releases")
-            }
-            | {"releases": [section.mechanism for section in asks_of(name).all_releases]}
-            for name, method in METHODS.items()
-        ]
-        typer.echo(json.dumps(rows, indent=1))
-        return
     from fedaux.report.tables import Table, TerminalTable
 
     headers = ("method", "start", "objectives", "distills", "releases", "remembers")

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from fedaux.config import ConfigError, Experiment, ExperimentFields, inspect
 from fedaux.config_errors import plain, section_in, shortened
+from fedaux.recipes import replaced
 
 FIXED_KEYS = {
     "name": "is the name of the sweep; cells are named after their settings",
@@ -169,7 +170,9 @@ def _with_settings(raw: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     """Return a recipe with values set at dotted keys; numbers are indices of lists."""
     table = deepcopy(plain(raw))
     for key, value in settings.items():
-        *parents, last = key.split(".")
+        *parents, last = first, *others = key.split(".")
+        for gone in replaced(table, {first: dict.fromkeys(others)}):
+            del table[gone]
         place: Any = table
         try:
             for part in parents:

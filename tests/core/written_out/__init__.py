@@ -65,6 +65,7 @@ LEFT_OUT = (
     *("data.channel_mean", "data.channel_deviation", "data.mirror"),
 )
 """Settings that must have their default values here."""
+LEAST_TOLD = 0.01  # nats about the class in the first soft labels of fedaux2, else none are learned
 
 
 @dataclass(frozen=True)
@@ -383,7 +384,7 @@ def play_round(
         if method.teacher == "belief" and math.isinf(told):
             told = information(targets)
         with phase("distill"):
-            for name, model in preparation.models.items() if told >= 0.0125 else ():
+            for name, model in preparation.models.items() if told >= LEAST_TOLD else ():
                 weights[name] = distill(
                     model,
                     weights[name],
@@ -402,7 +403,7 @@ def play_round(
         models = [(member.prototype, member.weights) for member in (*present, *absent)]
     with phase("evaluate"):
         measured = evaluate(task, preparation, models)
-    remembers = method.remembers and told >= 0.0125
+    remembers = method.remembers and told >= LEAST_TOLD
     kept = [remembered(member, method) for member in present if remembers]
     row = {"round": number, "clients": chosen, **measured}
     return State(number, weights, {**state.memory, **by_client(kept)}, smoothed, told), row

@@ -44,8 +44,9 @@ from fedaux.core.weights import server_step
 
 PUSH = 2.5
 """Largest share of rehearsed examples in the class shares of a network, times its local steps."""
-LEAST_TOLD = 0.0125
-"""Information of the first soft labels about the class, in nats, from which networks learn any."""
+LEAST_TOLD = 0.01
+"""Least information about the class, in nats, in the soft labels of the first round. With less,
+public examples are unlike private ones, and networks learn no soft labels at all."""
 
 
 @dataclass(frozen=True)
@@ -208,5 +209,5 @@ class FedAux2(FedAvg):
 
 
 def _tells(told: Mapping[str, Weights]) -> bool:
-    """Return whether the first soft labels tell enough of the class; they may be still to come."""
-    return not told or float(told["labels"]["nats"]) >= LEAST_TOLD
+    """Return whether the first soft labels tell enough of the class; True before there are any."""
+    return not told or not float(told["labels"]["nats"]) < LEAST_TOLD
